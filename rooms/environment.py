@@ -8,9 +8,9 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from rooms.backend_urls import PARSERS, BackendUrlError
-from rooms.domain.group_roles import GroupRoles, parse_group_roles
 from rooms.domain.member_identity import CertificateRules
 from rooms.domain.native_address import NativeAddress, parse_native_addresses
+from rooms.domain.role import GroupRoles, parse_group_roles
 from rooms.domain.web_address import check_origin
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network

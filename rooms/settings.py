@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from rooms.domain.group_roles import GroupRoles
 from rooms.domain.member_identity import DEFAULT_RULES, CertificateRules
 from rooms.domain.native_address import NativeAddress
 from rooms.domain.push_url import REFUSED_PORTS
+from rooms.domain.role import GroupRoles
 from rooms.domain.web_address import check_address, check_origin
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode, relayed_mode
 from rooms.environment import SCHEMES, EnvironmentReader, IpNetwork

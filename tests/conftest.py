@@ -22,9 +22,9 @@ from tests.support import stall_guard, xdist_order
 
 if TYPE_CHECKING:
     from rooms.db.writer import LogWriter
-    from rooms.local import TestServer
     from tests.support.aerospike_server import AerospikeServer
     from tests.support.installation import Installation
+    from tests.support.local_servers import TestServer
 
 TEMPLATE = "rooms_template"
 _MEMORY_BYTES = 4 * 1024**3
@@ -110,7 +110,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of our own, or the one that the environment names."""
-    from rooms.local import temporary_postgres
+    from tests.support.local_servers import temporary_postgres
 
     given = os.environ.get("DATABASE_URL_TEST") or os.environ.get("TEST_DATABASE_URL")
     if given:
@@ -198,7 +198,7 @@ async def writer(database: str, shape: BrokerMode) -> "AsyncIterator[LogWriter]"
 @pytest.fixture(scope="session")
 def artemis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`stomp://user:password@host:port` of a broker that all tests share: each keeps to a ROOMS_CLIENT of its own."""
-    from rooms.local import temporary_artemis
+    from tests.support.local_servers import temporary_artemis
     from tests.support.servers import artemis_container, offered
 
     folder = tmp_path_factory.mktemp("artemis")
@@ -210,7 +210,7 @@ def artemis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def zookeeper_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`zookeeper://host:port` of a ZooKeeper that all tests share: each keeps to a ROOMS_FARM of its own."""
-    from rooms.local import temporary_zookeeper
+    from tests.support.local_servers import temporary_zookeeper
     from tests.support.servers import offered, zookeeper_container
 
     folder = tmp_path_factory.mktemp("zookeeper")
@@ -225,7 +225,8 @@ def artemis_server(tmp_path: Path) -> "Iterator[Callable[..., TestServer]]":
 
     `artemis_server(properties={…})`.
     """
-    from rooms.local import FetchError, MissingError, make_artemis, run_server
+    from rooms.local import FetchError, MissingError
+    from tests.support.local_servers import make_artemis, run_server
     from tests.support.servers import unavailable
 
     with ExitStack() as stack:
@@ -248,7 +249,8 @@ def artemis_server(tmp_path: Path) -> "Iterator[Callable[..., TestServer]]":
 @pytest.fixture
 def zookeeper_server(tmp_path: Path) -> "Iterator[Callable[[], TestServer]]":
     """Start a ZooKeeper that only this test uses, to be killed, suspended and erased."""
-    from rooms.local import FetchError, MissingError, make_zookeeper, run_server
+    from rooms.local import FetchError, MissingError
+    from tests.support.local_servers import make_zookeeper, run_server
     from tests.support.servers import unavailable
 
     with ExitStack() as stack:

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from delivery.brokers.claim_order import ClaimTurns, ClaimWatermarks
@@ -87,13 +86,8 @@ class PostgresConsumer:
         await self._signals.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._signals.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc: object) -> None:
+        await self._signals.__aexit__(*exc)
         await self._writer.close()
 
     async def batches(self) -> AsyncIterator[Sequence[DeliveryTask]]:
@@ -251,12 +245,7 @@ class PostgresBroker:
         await self._writer.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self._closed = True  # or the writer would connect again
         await self._writer.close()
 

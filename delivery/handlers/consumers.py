@@ -18,12 +18,12 @@ from delivery.handlers.magazines import QueueMagazines
 from delivery.handlers.outcome import (
     HandlerOutcome,
     HandlerResult,
+    MessageSettler,
     SidelineReason,
     outcome_of_error,
     outcomes_of_return,
     timeout_outcome,
 )
-from delivery.handlers.settle import MessageSettler
 from rooms.domain.handler_queue import HandlerQueue
 from rooms.domain.magazine import MAX_BATCH, Slot, StoredEntry
 from rooms.errors import MagazineMissingError, MagazineUnavailableError

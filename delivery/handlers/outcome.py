@@ -1,9 +1,19 @@
-"""Outcomes of messages, from their handlers' results. No I/O."""
+"""Outcomes of messages, from their handlers' results, and their writes to the magazines.
 
-from collections.abc import Sequence
+Writes are batched, and repeated until the store answers.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
+
+from delivery.handlers.magazines import QueueMagazines, to_sideline_entry
+from rooms.batching import Batcher
+from rooms.domain.magazine import MAX_BATCH, Entry, Slot, StoredEntry
+from rooms.errors import MagazineUnavailableError
+from rooms.outages import OUTAGES
 
 MAX_DETAIL: Final = 500
 
@@ -81,3 +91,91 @@ def outcomes_of_return(returned: object, count: int) -> Sequence[HandlerOutcome]
                     detail=detail[:MAX_DETAIL],
                 )
             ] * count
+
+
+R = TypeVar("R")
+
+_FIRST_WAIT_S: Final = 0.1
+_SETTLE_OUTAGE: Final = "attempts to record handler results failed"
+_MAX_WAIT_S: Final = 5.0
+
+
+class MessageSettler:
+    """Settles messages of one queue, through outages. MagazineMissingError: it was deleted."""
+
+    def __init__(self, queue_magazines: QueueMagazines) -> None:
+        self._magazines = queue_magazines
+        self._delete_batcher: Batcher[Slot, bool] = Batcher(self._delete, max_items=MAX_BATCH)
+        self._load_batcher: Batcher[Entry, Slot] = Batcher(
+            queue_magazines.sideline.load, max_items=MAX_BATCH
+        )
+
+    async def settle(
+        self,
+        stored: Sequence[StoredEntry],
+        outcomes: Sequence[HandlerOutcome],
+        *,
+        held_for_s: float,
+        stuck_s: float,
+    ) -> tuple[Sequence[bool], Sequence[Slot | None]]:
+        """Load failed messages into the sideline, then delete all.
+
+        Returns for each message whether this call deleted it, and its slot in the sideline.
+        `held_for_s`: the time since it was fired. A message that a sweeper took in the meantime is
+        in the sideline already, and must not be loaded there twice.
+        """
+        failed = [
+            n for n, outcome in enumerate(outcomes) if outcome.result is HandlerResult.SIDELINED
+        ]
+        if failed and held_for_s > stuck_s / 2:
+            # This process's stamp is older than this; a sweeper, which waits `stuck_s`, has a
+            # younger one.
+            older_than_s = held_for_s - stuck_s / 2
+            slots = [stored[n].slot for n in failed]
+            owned = {
+                one.slot
+                for one in await retry_until_available(
+                    lambda: self._magazines.main.take(slots, older_than_s=older_than_s)
+                )
+            }
+            failed = [n for n in failed if stored[n].slot in owned]
+        entries = [
+            to_sideline_entry(stored[n].entry, outcomes[n].reason or "", outcomes[n].detail)
+            for n in failed
+        ]
+        loaded = await retry_until_available(lambda: self._load_batcher.submit(entries))
+        sideline_slots: list[Slot | None] = [None] * len(stored)
+        for n, slot in zip(failed, loaded, strict=True):
+            sideline_slots[n] = slot
+        deleted = await retry_until_available(
+            lambda: self._delete_batcher.submit([one.slot for one in stored])
+        )
+        return deleted, sideline_slots
+
+    async def remove_from_sideline(self, slots: Sequence[Slot]) -> int:
+        """Delete messages that were handled after all; return how many were not shoveled yet."""
+        taken = await retry_until_available(lambda: self._magazines.sideline.take(slots))
+        if taken:
+            await retry_until_available(
+                lambda: self._magazines.sideline.delete([one.slot for one in taken])
+            )
+        return len(taken)
+
+    async def _delete(self, slots: Sequence[Slot]) -> Sequence[bool]:
+        deleted = set(await self._magazines.main.delete(slots))
+        return [slot in deleted for slot in slots]
+
+
+async def retry_until_available(call: Callable[[], Awaitable[R]]) -> R:
+    """Call until the store is available, and return the result."""
+    wait_s = _FIRST_WAIT_S
+    while True:
+        try:
+            result = await call()
+        except MagazineUnavailableError as exc:
+            OUTAGES.record_failure(exc, _SETTLE_OUTAGE)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _MAX_WAIT_S)
+        else:
+            OUTAGES.record_success(_SETTLE_OUTAGE)
+            return result

@@ -183,8 +183,6 @@ async def serve_handlers(
     clock: Clock,
     metrics: Metrics,
     stop: asyncio.Event,
-    refresh_s: float = REFRESH_S,
-    drain_s: float = DRAIN_S,
 ) -> None:
     """Run consumers of every queue that has a handler, until `stop`; outages are waited out."""
     engine = open_engine(database_url, size=1)
@@ -195,8 +193,6 @@ async def serve_handlers(
         magazines=magazines,
         clock=clock,
         metrics=metrics,
-        refresh_s=refresh_s,
-        drain_s=drain_s,
     )
     try:
         async with Notifier(

@@ -8,8 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_sideline_entry
 from delivery.handlers.outcome import SidelineReason
-from delivery.maintenance.magazine_sweep import finish_sweep_job, sweep_magazine
 from delivery.maintenance.task import ShouldContinue
+from delivery.sideline.sweeper import finish_sweep_job, sweep_magazine
 from rooms.batching import for_each_limited
 from rooms.db.catalog.handler_queues import list_all_queues
 from rooms.db.jobs.jobs import JobQueue, OpenJob

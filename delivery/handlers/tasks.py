@@ -2,15 +2,14 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.handlers.magazines import QueueMagazineCache, drop_queue_magazines
-from delivery.handlers.shovel import RETRY_S, QueueShovel
-from delivery.handlers.sweeper import FIRST_SWEEP_S, SWEEP_EVERY_S, QueueSweeper
+from delivery.handlers.shovel import QueueShovel
+from delivery.handlers.sweeper import QueueSweeper
 from delivery.maintenance.age_limits import earlier_time
 from delivery.maintenance.service import TaskContext, TaskSpec
 from delivery.maintenance.task import ShouldContinue
@@ -35,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _RECORDS_OUTAGE: Final = "reads of handler queue records failed"
 FULL_SCAN_EVERY_S: Final = 30.0
+_EVERY_S: Final = 1.0
+"""Seconds between two runs of each task; the shovel and the sweeper also have own schedules."""
 MIN_ORPHAN_RECORD_AGE: Final = timedelta(minutes=10)
 """Age from which a record without a queue is dropped: a creation may be under way before."""
 
@@ -162,44 +163,19 @@ class QueueReconciler:
                 await drop_queue_magazines(self._magazines, name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueIntervals:
-    """Seconds between two runs of each task; the shovel and the sweeper also have own schedules.
-
-    `first_sweep_s`, `sweep_every_s`: times of the sweep of all queues.
-    """
-
-    reconcile_s: float = 1.0
-    full_scan_s: float = FULL_SCAN_EVERY_S
-    shovel_s: float = 1.0
-    retry_s: float = RETRY_S
-    sweep_s: float = 1.0
-    first_sweep_s: float = FIRST_SWEEP_S
-    sweep_every_s: float = SWEEP_EVERY_S
-
-
-_INTERVALS: Final = QueueIntervals()
-
-
 class QueueTasks:
     """Creates the tasks of handler queues."""
 
-    def __init__(
-        self, magazines: Magazines, metrics: Metrics, *, intervals: QueueIntervals = _INTERVALS
-    ) -> None:
+    def __init__(self, magazines: Magazines, metrics: Metrics) -> None:
         self._magazines = magazines
         self._metrics = metrics
-        self._intervals = intervals
 
     def task_specs(self) -> Sequence[TaskSpec]:
         """Return the tasks, each with its partition."""
-        intervals = self._intervals
         return (
-            TaskSpec(
-                partition="queues/keeping", every_s=intervals.reconcile_s, create=self._reconciler
-            ),
-            TaskSpec(partition="queues/shovel", every_s=intervals.shovel_s, create=self._shovel),
-            TaskSpec(partition="queues/sweep", every_s=intervals.sweep_s, create=self._sweeper),
+            TaskSpec(partition="queues/keeping", every_s=_EVERY_S, create=self._reconciler),
+            TaskSpec(partition="queues/shovel", every_s=_EVERY_S, create=self._shovel),
+            TaskSpec(partition="queues/sweep", every_s=_EVERY_S, create=self._sweeper),
         )
 
     def _reconciler(self, context: TaskContext) -> QueueReconciler:
@@ -210,7 +186,6 @@ class QueueTasks:
             JobQueue(context.slow_writer),
             context.clock,
             report_depth=self._report_depth,
-            full_scan_s=self._intervals.full_scan_s,
         )
 
     def _report_depth(self, queue: str, which: str, count: int) -> None:
@@ -226,7 +201,6 @@ class QueueTasks:
             on_shoveled=lambda queue, what, count: self._metrics.queue_shoveled.labels(
                 queue, what
             ).inc(count),
-            retry_s=self._intervals.retry_s,
         )
 
     def _sweeper(self, context: TaskContext) -> QueueSweeper:
@@ -240,6 +214,4 @@ class QueueTasks:
                 count
             ),
             on_failed=lambda queue: self._metrics.queue_sweep_failures.labels(queue).inc(),
-            first_s=self._intervals.first_sweep_s,
-            every_s=self._intervals.sweep_every_s,
         )

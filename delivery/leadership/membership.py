@@ -7,7 +7,6 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rooms.ports import Clock
@@ -101,12 +100,7 @@ class MembershipTask(ABC):
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=self._leave_s)

@@ -17,7 +17,6 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
@@ -149,19 +148,14 @@ class HeartbeatConfig:
     shorter time after sending a heartbeat for which its answer is trusted; `ping_s`: between two
     heartbeats; `retry_s`: between two attempts to join again.
 
-    A member that hangs is replaced after `takeover_s` at most, so that a standby takes over within
-    five seconds.
+    A member that hangs is replaced after `lease_s + ping_s` at most, so that a standby takes over
+    within five seconds.
     """
 
     lease_s: float = 3.5
     trust_s: float = 2.8
     ping_s: float = 0.5
     retry_s: float = 0.5
-
-    @property
-    def takeover_s(self) -> float:
-        """Return the lease plus the longest wait of a member before it tries to lead."""
-        return self.lease_s + self.ping_s
 
 
 _HEARTBEAT: Final = HeartbeatConfig()
@@ -186,12 +180,7 @@ class PostgresElection:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._view_connection.close()
 
     def join(self, partitions: Sequence[str]) -> "PostgresMembership":

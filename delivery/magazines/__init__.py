@@ -27,13 +27,11 @@ from rooms.backend_urls import parse_aerospike_url
 from rooms.clock import SystemClock
 from rooms.domain.magazine import MAX_SHARDS
 from rooms.errors import SettingsError
-from rooms.ports import Clock, Magazines
+from rooms.ports import Magazines
 from rooms.settings import SCHEMES
 
 
-def open_magazines(
-    url: str, *, farm: str, client: str, clock: Clock | None = None
-) -> AbstractAsyncContextManager[Magazines]:
+def open_magazines(url: str, *, farm: str, client: str) -> AbstractAsyncContextManager[Magazines]:
     """Open the magazines of installation (`farm`, `client`) in the store that `url` names.
 
     SettingsError names the valid schemes.
@@ -55,7 +53,7 @@ def open_magazines(
                 retry_policy=StoreRetryPolicy(
                     retries=address.retries, sleep_s=address.sleep_ms / 1000, mark_s=address.mark_s
                 ),
-                clock=clock or SystemClock(),
+                clock=SystemClock(),
                 threads=address.threads,
                 process=secrets.token_hex(6),
                 start=start,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from delivery.magazines.aerospike_records import sweep_bins
@@ -147,12 +146,7 @@ class AsyncKvMagazines:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._threads.close()
         self._store.close()
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from types import TracebackType
 from typing import Any, Final, Self
 
 from delivery.magazines import postgres_sql
@@ -338,12 +337,7 @@ class PostgresMagazines:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._durable.close()
         await self._relaxed.close()
 

@@ -1,5 +1,6 @@
-"""Delete what is older than a number of days, as tasks that run every hour."""
+"""Delete journal entries and usage older than a number of days, as tasks that run every hour."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -10,6 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.maintenance.service import TaskContext, TaskSpec
 from delivery.maintenance.task import FunctionTask, ShouldContinue
 from rooms.db.connection import transaction
+from rooms.db.journal import delete_before, list_chains
+from rooms.db.usage.count import DELETE_BATCH as USAGE_BATCH
+from rooms.db.usage.count import delete_before as delete_usage_before
+from rooms.domain.ids import OrganisationId, first_id
+
+_log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 3600.0
 
@@ -49,3 +56,81 @@ def age_limit_specs(
         return FunctionTask(name, run)
 
     return [TaskSpec(partition=partition, every_s=INTERVAL_S, create=create)]
+
+
+JOURNAL_PARTITION: Final = "upkeep/journal"
+JOURNAL_BATCH: Final = 1000
+"""Entries that one transaction deletes: changes of the organisation wait for it."""
+_CHAINS: Final = 1000
+
+
+async def delete_old_entries(
+    engine: AsyncEngine, now: datetime, days: int, should_continue: ShouldContinue
+) -> None:
+    """Delete what is older than `days`, a batch a transaction.
+
+    `now`: this process's clock; see `age_limit`.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    if not should_continue():
+        return
+    before = await age_limit(engine, now, days)
+    after = first_id(0)
+    while should_continue():
+        async with transaction(engine) as connection:
+            chains = await list_chains(connection, after=after, limit=_CHAINS)
+        for organisation in chains:
+            await _delete_from(engine, organisation, before, should_continue)
+        if len(chains) < _CHAINS:
+            return
+        after = chains[-1]
+
+
+async def _delete_from(
+    engine: AsyncEngine,
+    organisation: OrganisationId,
+    before: datetime,
+    should_continue: ShouldContinue,
+) -> None:
+    deleted, last = 0, JOURNAL_BATCH
+    while last == JOURNAL_BATCH and should_continue():
+        async with transaction(engine) as connection:
+            last = await delete_before(connection, organisation, before, limit=JOURNAL_BATCH)
+        deleted += last
+    if deleted:
+        _log.info("deleted %d old entries of the journal of %s", deleted, organisation)
+
+
+def journal_retention_specs(days: int) -> Sequence[TaskSpec]:
+    """Return the hourly task; none if everything is kept (0 days)."""
+    return age_limit_specs(
+        delete_old_entries, partition=JOURNAL_PARTITION, name="journal retention", days=days
+    )
+
+
+USAGE_PARTITION: Final = "upkeep/usage-retention"
+
+
+async def delete_old_usage(
+    engine: AsyncEngine, now: datetime, days: int, should_continue: ShouldContinue
+) -> None:
+    """Delete the usage of hours that are older than `days`, a batch a transaction.
+
+    `now`: this process's clock; see `age_limit`.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    if not should_continue():
+        return
+    before = await age_limit(engine, now, days)
+    deleted = USAGE_BATCH
+    while deleted == USAGE_BATCH and should_continue():
+        deleted = await delete_usage_before(engine, before)
+
+
+def usage_retention_specs(days: int) -> Sequence[TaskSpec]:
+    """Return the hourly task; none if everything is kept (0 days)."""
+    return age_limit_specs(
+        delete_old_usage, partition=USAGE_PARTITION, name="usage retention", days=days
+    )

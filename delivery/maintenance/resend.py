@@ -170,7 +170,6 @@ class BrokerRecovery:
         *,
         job_queue: JobQueue | None = None,
         short_queue_s: float = SHORT_QUEUE_S,
-        compare_s: float = COMPARE_S,
         batch: int = BATCH,
     ) -> None:
         """Create it; `notify` wakes the relay. With a `job_queue`, recovery jobs run first."""
@@ -186,7 +185,6 @@ class BrokerRecovery:
         self._broker = broker
         self._clock = clock
         self._short_queue_s = short_queue_s
-        self._compare_s = compare_s
         self._short_queues: dict[SubscriptionId | None, float] = {}
         self._next_compare_s = 0.0
 
@@ -205,9 +203,7 @@ class BrokerRecovery:
                 await self._compare(should_continue)
                 now_s = self._clock.monotonic()
                 # Counting includes messages scheduled for later; it takes 1 % of the time at most.
-                self._next_compare_s = now_s + max(
-                    self._compare_s, _COMPARE_SHARE * (now_s - started_s)
-                )
+                self._next_compare_s = now_s + max(COMPARE_S, _COMPARE_SHARE * (now_s - started_s))
         except BrokerUnavailableError:
             self._short_queues.clear()  # an unseen queue does not count as short all the while
             raise

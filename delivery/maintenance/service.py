@@ -12,7 +12,6 @@ from typing import Final
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.maintenance.broker_metrics import update_broker_metrics
 from delivery.maintenance.cleanup import (
     clean_dead_writers,
     clean_idempotency_keys,
@@ -21,15 +20,14 @@ from delivery.maintenance.cleanup import (
     delete_orphan_queues,
     sync_broker_users,
 )
-from delivery.maintenance.dead_letters import DeadLetterReader
 from delivery.maintenance.deletions import SETTLE_S, DeleteJob, RemoveExternal
 from delivery.maintenance.due import DueScheduler
 from delivery.maintenance.expiry import DeliveryExpirer, OrderingRepair, expire_leases
 from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobHandler, JobRunner
+from delivery.maintenance.native_queues import DeadLetterReader, update_broker_metrics
 from delivery.maintenance.operational_events import OperationalEvents
 from delivery.maintenance.organisations import DeleteOrganisationJob
-from delivery.maintenance.quotas import update_quotas
 from delivery.maintenance.replay import ReplayJob
 from delivery.maintenance.resend import SHORT_QUEUE_S, BrokerMigration, BrokerRecovery, RecoverJob
 from delivery.maintenance.restore import ClearJob, RestoreJob
@@ -42,7 +40,7 @@ from delivery.maintenance.task import (
     run_periodically,
     wait_first,
 )
-from delivery.maintenance.usage import update_usage, usage_counter
+from delivery.maintenance.usage import update_quotas, update_usage, usage_counter
 from rooms.db.connection import open_engine
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue

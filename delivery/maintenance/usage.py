@@ -1,4 +1,4 @@
-"""Count usage from the log, every few seconds and before the log is deleted."""
+"""Count usage from the log, every few seconds and before the log is deleted, and for quotas."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.maintenance.jobs import sleep_unless_stopped
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.connection import transaction
+from rooms.db.quotas import delete_old_use, estimate_stored, limited_stores
 from rooms.db.usage import count as records
 from rooms.db.usage.minutes import DELETE_BATCH, delete_old_minutes
 from rooms.metrics import Metrics
@@ -102,3 +103,19 @@ def usage_counter(engine: AsyncEngine) -> CountUsage:
         return False
 
     return count
+
+
+async def update_quotas(engine: AsyncEngine, should_continue: ShouldContinue) -> None:
+    """Count the messages of each room and organisation with a limit, one a transaction.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    if not should_continue():
+        return
+    stores = await limited_stores(engine)
+    for store in stores:
+        if not should_continue():
+            return
+        await estimate_stored(engine, store)
+    if should_continue():
+        await delete_old_use(engine, [store.subject for store in stores])

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self
 
 from delivery.pull.broker_consumer import BrokerConsumer
@@ -176,12 +175,7 @@ class BrokerSource:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         for key in [*self._consumers, *self._expected_deliveries]:
             self._close_consumer(key)
         if ending := {*self._closing.values(), *self._checks}:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 from uuid import UUID
 
@@ -70,12 +69,7 @@ class AckBatcher(Generic[TargetT]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self._closing = True
         self._batch_ready.set()
         if self._task is not None:
@@ -167,13 +161,8 @@ class LeaseService:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._batcher.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc: object) -> None:
+        await self._batcher.__aexit__(*exc)
 
     async def ack(self, key: PullTarget, leases: Sequence[Lease]) -> AckResults:
         """Ack messages. One that was acked under this very lease before is `acked` again."""

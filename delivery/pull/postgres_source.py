@@ -8,7 +8,6 @@ such a scan.
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from types import TracebackType
 from typing import Final, Generic, Protocol, Self, TypeVar
 
 from delivery.pull.target import PullTarget, access_error
@@ -69,12 +68,7 @@ class LeaseSource(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    async def __aexit__(self, *exc: object) -> None: ...
 
     async def acquire(
         self, requests: Sequence[LeaseRequest[PullTarget]]
@@ -117,12 +111,7 @@ class PostgresSource:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Cancel the timers; a process holds nothing but its leases."""
         for timer in self._due_timers.values():
             timer.cancel()

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from delivery.pull.access import AccessMonitor, CheckKeys, Loss
@@ -144,20 +143,15 @@ class PullService:
         self._poll_task = asyncio.create_task(self._poll_forever())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._poll_task is not None:
             self._poll_task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._poll_task
-        await self.streams.__aexit__(kind, error, trace)
-        await self._monitor.__aexit__(kind, error, trace)
+        await self.streams.__aexit__(*exc)
+        await self._monitor.__aexit__(*exc)
         await self._waiters.close()
-        await self._source.__aexit__(kind, error, trace)
+        await self._source.__aexit__(*exc)
         while self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -9,7 +9,6 @@ cannot wait stay until the source reports how that ended.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Generic, Self
 
 from delivery.pull.dispatch import ConsumerHandle, ConsumerState, Notified
@@ -70,12 +69,7 @@ class Waiters(Generic[Key, Message]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Final, Self
 
 from rooms.db.queue.broker_claims import BrokerClaims, DeliveryVersion, version_of
@@ -68,11 +67,6 @@ class InFlightTasks:
         self._waiting: dict[DeliveryVersion, _PendingTasks] = {}
         self._retry_heap: list[tuple[float, int, DeliveryVersion]] = []
         self._sequence = count()
-
-    @property
-    def has_waiting(self) -> bool:
-        """Return whether any task waits for another claim to end."""
-        return bool(self._waiting)
 
     def add(self, tasks: Iterable[DeliveryTask]) -> None:
         """Add tasks that the broker delivered."""
@@ -233,12 +227,7 @@ class BrokerIntakeConsumer:
         self._reader_task.add_done_callback(lambda _: self._wake.set())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._stop_reading()
         await self._writer.close()
 

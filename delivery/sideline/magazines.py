@@ -22,12 +22,9 @@ def sideline_magazine_name(subscription: SubscriptionId) -> MagazineName:
 class SidelineMagazineCache:
     """Opens and creates them. Errors are those of `Magazines` and `SidelineEntries`."""
 
-    def __init__(
-        self, magazines: Magazines, sidelines: SidelineEntries, *, shards: int = SIDELINE_SHARDS
-    ) -> None:
+    def __init__(self, magazines: Magazines, sidelines: SidelineEntries) -> None:
         self._magazines = magazines
         self._sidelines = sidelines
-        self._shards = shards
         self._open: OrderedDict[SubscriptionId, Magazine] = OrderedDict()
 
     async def get(self, subscription: SubscriptionId) -> Magazine | None:
@@ -49,7 +46,9 @@ class SidelineMagazineCache:
         """Create the magazine or its lost parts; new slots are beyond those that rows name."""
         first_pointer = await self._sidelines.next_pointer(subscription)
         magazine = await self._magazines.create(
-            sideline_magazine_name(subscription), shards=self._shards, first_pointer=first_pointer
+            sideline_magazine_name(subscription),
+            shards=SIDELINE_SHARDS,
+            first_pointer=first_pointer,
         )
         await self._sidelines.record_magazine(subscription, shards=magazine.shards)
         self._store(subscription, magazine)

@@ -1,20 +1,57 @@
-"""Rescues sideline entries that a shovel took and never finished."""
+"""Rescues entries of a magazine that were taken and never finished, and those of sidelines."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from delivery.maintenance.magazine_sweep import finish_sweep_job, sweep_magazine
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
 from rooms.batching import for_each_limited
-from rooms.db.jobs.jobs import JobQueue
+from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.sideline.entries import EntryRef, SidelineEntries
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.job import JobKind
-from rooms.domain.magazine import StoredEntry
+from rooms.domain.magazine import MAX_BATCH, StoredEntry
 from rooms.errors import MagazineMissingError
 from rooms.ports import Clock, Magazine
+
+Rescue = Callable[[Sequence[StoredEntry]], Awaitable[None]]
+"""Move or delete stuck entries, which the sweep has stamped as its own."""
+
+
+async def sweep_magazine(
+    magazine: Magazine,
+    rescue: Rescue,
+    should_continue: ShouldContinue,
+    *,
+    epoch: int,
+    older_than_s: float,
+    concurrency: int = 1,
+    limit: int = MAX_BATCH,
+) -> int:
+    """Sweep every shard and return the number of stuck entries. Errors are the magazine's."""
+    found = 0
+
+    async def sweep_shard(shard: int) -> None:
+        nonlocal found
+        more = True
+        while more and should_continue():
+            batch = await magazine.sweep(shard, epoch=epoch, older_than_s=older_than_s, limit=limit)
+            if batch.entries:
+                await rescue(batch.entries)
+                found += len(batch.entries)
+            # Another pass after a rescue moves the pointer over the rescued entries.
+            more = batch.is_full or bool(batch.entries)
+
+    await for_each_limited(sweep_shard, range(magazine.shards), limit=concurrency)
+    return found
+
+
+async def finish_sweep_job(job_queue: JobQueue, job: OpenJob, swept: int) -> None:
+    """Record the result of a sweep job and finish it."""
+    await job_queue.record_progress(job, done=swept, total=swept, result={"swept": swept})
+    await job_queue.finish_job(job)
+
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +82,6 @@ class SidelineSweeper:
         on_sweep_ended: Callable[[str], None],
         older_than_s: float = STUCK_AFTER_S,
         first_s: float = FIRST_SWEEP_S,
-        every_s: float = SWEEP_EVERY_S,
     ) -> None:
         """Report rescued entries to `on_swept`, and to `on_sweep_ended` "done" or "failed".
 
@@ -59,7 +95,6 @@ class SidelineSweeper:
         self._older_than_s = older_than_s
         self._job_queue = job_queue
         self._clock = clock
-        self._every_s = every_s
         self._next_at = clock.monotonic() + first_s
 
     async def run(self, should_continue: ShouldContinue) -> None:
@@ -79,7 +114,7 @@ class SidelineSweeper:
             await finish_sweep_job(self._job_queue, job, swept)
         if self._clock.monotonic() >= self._next_at:
             await self._run_full_sweep(should_continue)
-            self._next_at = self._clock.monotonic() + self._every_s
+            self._next_at = self._clock.monotonic() + SWEEP_EVERY_S
 
     async def _run_full_sweep(self, should_continue: ShouldContinue) -> None:
         try:

@@ -4,8 +4,6 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -16,7 +14,7 @@ from delivery.sideline.audit import SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache
 from delivery.sideline.shovel import ShovelRequest, SidelineShovel
-from delivery.sideline.sweeper import STUCK_AFTER_S, SidelineSweeper
+from delivery.sideline.sweeper import SidelineSweeper
 from rooms.db.catalog.shovel_schedules import due_schedules
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import JobQueue, OpenJob, create_job
@@ -116,49 +114,25 @@ class ShovelScheduler:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SidelineIntervals:
-    """Seconds between two runs of each task; the sweep of all sidelines has its own schedule.
-
-    `stuck_s`: time after which a taken entry is stuck.
-    """
-
-    loading_s: float = 1.0
-    jobs_s: float = 1.0
-    schedules_s: float = 5.0
-    audit_s: float = 60.0
-    sweep_s: float = 1.0
-    stuck_s: float = STUCK_AFTER_S
-
-
-_INTERVALS: Final = SidelineIntervals()
-
-
 class SidelineTasks:
     """Creates the tasks of sidelines."""
 
-    def __init__(
-        self, magazines: Magazines, metrics: Metrics, *, intervals: SidelineIntervals = _INTERVALS
-    ) -> None:
+    def __init__(self, magazines: Magazines, metrics: Metrics) -> None:
         self._magazines = magazines
         self._metrics = metrics
-        self._intervals = intervals
 
     def task_specs(self) -> Sequence[TaskSpec]:
         """Return the tasks, each with its partition."""
-        intervals = self._intervals
         return (
-            TaskSpec(
-                partition="sidelines/loading", every_s=intervals.loading_s, create=self._loader
-            ),
-            TaskSpec(partition="sidelines/jobs", every_s=intervals.jobs_s, create=self._jobs),
+            TaskSpec(partition="sidelines/loading", every_s=1.0, create=self._loader),
+            TaskSpec(partition="sidelines/jobs", every_s=1.0, create=self._jobs),
             TaskSpec(
                 partition="sidelines/schedules",
-                every_s=intervals.schedules_s,
+                every_s=5.0,
                 create=self._scheduler,
             ),
-            TaskSpec(partition="sidelines/audit", every_s=intervals.audit_s, create=self._audit),
-            TaskSpec(partition="sidelines/sweep", every_s=intervals.sweep_s, create=self._sweeper),
+            TaskSpec(partition="sidelines/audit", every_s=60.0, create=self._audit),
+            TaskSpec(partition="sidelines/sweep", every_s=1.0, create=self._sweeper),
         )
 
     def _open_stores(self, context: TaskContext) -> tuple[SidelineEntries, SidelineMagazineCache]:
@@ -184,7 +158,6 @@ class SidelineTasks:
             epoch=context.epoch,
             on_swept=self._metrics.sideline_swept.inc,
             on_sweep_ended=lambda outcome: self._metrics.sideline_sweeps.labels(outcome).inc(),
-            older_than_s=self._intervals.stuck_s,
         )
 
     def _jobs(self, context: TaskContext) -> SidelineJobRunner:

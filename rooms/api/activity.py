@@ -9,7 +9,6 @@ from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, for_portals, require_scopes
-from rooms.api.errors import documented_responses
 from rooms.api.journal import ALL, OrganisationQuery
 from rooms.api.params import IdPath, parse_id
 from rooms.api.subscriptions import parse_subscription
@@ -17,9 +16,9 @@ from rooms.db.catalog.subscriptions import find_visible_subscription
 from rooms.db.connection import transaction
 from rooms.db.usage.count import complete_until
 from rooms.db.usage.minutes import INSTALLATION, read_minutes
-from rooms.domain.activity import MinuteCounts, add_latencies, percentile_ms
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
+from rooms.domain.usage import MinuteCounts, add_latencies, percentile_ms
 from rooms.errors import ForbiddenError
 
 Percentile = Annotated[
@@ -68,7 +67,6 @@ class ActivityResponse(Struct, kw_only=True):
 @get(
     "/activity",
     opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, Scope.PLATFORM),
-    responses=documented_responses(),
     tags=["usage"],
     summary="Read the last hour",
 )
@@ -89,7 +87,6 @@ async def read_activity(
     opt=for_portals(
         require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
     ),
-    responses=documented_responses(),
     tags=["subscriptions"],
     summary="Read the last hour of a subscription",
 )

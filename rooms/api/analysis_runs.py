@@ -84,13 +84,7 @@ async def start_analysis(
     return await start_check(services, principal, change, JobKind.ANALYSE_LOG, {"full": full})
 
 
-@get(
-    "/analysis/runs",
-    opt=_PLATFORM,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List runs of the analysis",
-)
+@get("/analysis/runs", opt=_PLATFORM, tags=_TAGS, summary="List runs of the analysis")
 async def list_runs(
     services: ServicesDep, principal: Caller, limit: Limit = 10, cursor: Cursor = None
 ) -> AnalysisRunPage:

@@ -1,8 +1,9 @@
 """Serve `/v1/analysis`: what the analysis of the log has found in an organisation's data."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 from litestar import get
@@ -26,7 +27,6 @@ from rooms.api.analysis_bodies import (
 )
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_time
 from rooms.api.subscriptions import parse_subscription
@@ -61,13 +61,23 @@ RoomQuery = Annotated[
 SubscriptionQuery = Annotated[str | None, QueryParameter(description="Only of this subscription.")]
 
 
-@get(
-    "/analysis/incidents",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List incidents",
-)
+@dataclass(frozen=True, slots=True)
+class _Findings(Generic[PageT]):
+    """Name findings of a kind, and the types of their pages and items."""
+
+    kind: str
+    page: Callable[..., PageT]
+    item: type[Any]
+
+
+_INCIDENTS: Final = _Findings("incidents", IncidentPage, IncidentResponse)
+_RECONCILIATION: Final = _Findings("reconciliation", ReconciliationPage, ReconciliationResponse)
+_AGES: Final = _Findings("ages", AgePage, AgeResponse)
+_COFAILURES: Final = _Findings("cofailures", CofailurePage, CofailureResponse)
+_ADVICE: Final = _Findings("advice", RetryAdvicePage, SubscriptionRetryAdvice)
+
+
+@get("/analysis/incidents", opt=_READ, tags=_TAGS, summary="List incidents")
 async def list_incidents(
     *,
     services: ServicesDep,
@@ -80,26 +90,11 @@ async def list_incidents(
     subscription_id: SubscriptionQuery = None,
 ) -> IncidentPage:
     """List incidents: when subscriptions failed together, and what their failures share."""
-    finding_filter = _to_filter(since, until, room_id, subscription_id)
-    return await _read_page(
-        services,
-        principal,
-        "incidents",
-        finding_filter,
-        IncidentPage,
-        item_type=IncidentResponse,
-        limit=limit,
-        cursor=cursor,
-    )
+    wanted = _to_filter(since, until, room_id, subscription_id)
+    return await _read_page(services, principal, _INCIDENTS, wanted, limit=limit, cursor=cursor)
 
 
-@get(
-    "/analysis/reconciliation",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List reconciliations",
-)
+@get("/analysis/reconciliation", opt=_READ, tags=_TAGS, summary="List reconciliations")
 async def list_reconciliation(
     *,
     services: ServicesDep,
@@ -116,26 +111,13 @@ async def list_reconciliation(
     never_enqueued + missing + unread. enqueued - enqueued_twice + never_enqueued is the sum of all
     outcomes, from delivered to lost.
     """
-    finding_filter = _to_filter(since, until, room_id, None)
+    wanted = _to_filter(since, until, room_id, None)
     return await _read_page(
-        services,
-        principal,
-        "reconciliation",
-        finding_filter,
-        ReconciliationPage,
-        item_type=ReconciliationResponse,
-        limit=limit,
-        cursor=cursor,
+        services, principal, _RECONCILIATION, wanted, limit=limit, cursor=cursor
     )
 
 
-@get(
-    "/analysis/ages",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List open deliveries by age",
-)
+@get("/analysis/ages", opt=_READ, tags=_TAGS, summary="List open deliveries by age")
 async def list_ages(
     *,
     services: ServicesDep,
@@ -149,25 +131,11 @@ async def list_ages(
 
     They are as at the end of the log that was analysed.
     """
-    return await _read_page(
-        services,
-        principal,
-        "ages",
-        _to_filter(None, None, room_id, subscription_id),
-        AgePage,
-        item_type=AgeResponse,
-        limit=limit,
-        cursor=cursor,
-    )
+    wanted = _to_filter(None, None, room_id, subscription_id)
+    return await _read_page(services, principal, _AGES, wanted, limit=limit, cursor=cursor)
 
 
-@get(
-    "/analysis/cofailures",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List what fails together",
-)
+@get("/analysis/cofailures", opt=_READ, tags=_TAGS, summary="List what fails together")
 async def list_cofailures(
     *,
     services: ServicesDep,
@@ -178,26 +146,11 @@ async def list_cofailures(
     subscription_id: SubscriptionQuery = None,
 ) -> CofailurePage:
     """List pairs of subscriptions that fail in the same minutes, over the whole log."""
-    finding_filter = _to_filter(None, None, room_id, subscription_id)
-    return await _read_page(
-        services,
-        principal,
-        "cofailures",
-        finding_filter,
-        CofailurePage,
-        item_type=CofailureResponse,
-        limit=limit,
-        cursor=cursor,
-    )
+    wanted = _to_filter(None, None, room_id, subscription_id)
+    return await _read_page(services, principal, _COFAILURES, wanted, limit=limit, cursor=cursor)
 
 
-@get(
-    "/analysis/rollups",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List rollups",
-)
+@get("/analysis/rollups", opt=_READ, tags=_TAGS, summary="List rollups")
 async def list_rollups(
     *,
     services: ServicesDep,
@@ -214,27 +167,13 @@ async def list_rollups(
 
     Hours go back two weeks, days to the start.
     """
-    finding_filter = _to_filter(since, until, room_id, subscription_id)
+    wanted = _to_filter(since, until, room_id, subscription_id)
     kind = "rollups_daily" if daily else "rollups_hourly"
-    return await _read_page(
-        services,
-        principal,
-        kind,
-        finding_filter,
-        RollupPage,
-        item_type=RollupResponse,
-        limit=limit,
-        cursor=cursor,
-    )
+    found = _Findings(kind, RollupPage, RollupResponse)
+    return await _read_page(services, principal, found, wanted, limit=limit, cursor=cursor)
 
 
-@get(
-    "/analysis/advice",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List retry advice",
-)
+@get("/analysis/advice", opt=_READ, tags=_TAGS, summary="List retry advice")
 async def list_advice(
     *,
     services: ServicesDep,
@@ -244,25 +183,11 @@ async def list_advice(
     room_id: RoomQuery = None,
 ) -> RetryAdvicePage:
     """List advice on the retries of every subscription that has failed often enough."""
-    return await _read_page(
-        services,
-        principal,
-        "advice",
-        _to_filter(None, None, room_id, None),
-        RetryAdvicePage,
-        item_type=SubscriptionRetryAdvice,
-        limit=limit,
-        cursor=cursor,
-    )
+    wanted = _to_filter(None, None, room_id, None)
+    return await _read_page(services, principal, _ADVICE, wanted, limit=limit, cursor=cursor)
 
 
-@get(
-    "/analysis/advice/{subscription_id:str}",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read retry advice",
-)
+@get("/analysis/advice/{subscription_id:str}", opt=_READ, tags=_TAGS, summary="Read retry advice")
 async def read_advice(
     services: ServicesDep, principal: Caller, subscription_id: IdPath
 ) -> RetryAdviceResponse:
@@ -309,30 +234,28 @@ def _parse_subscription_filter(text: str) -> Any:
 async def _read_page(
     services: ApiServices,
     principal: Principal,
-    kind: str,
-    finding_filter: FindingFilter,
-    page: Callable[..., PageT],
+    findings: _Findings[PageT],
+    wanted: FindingFilter,
     *,
-    item_type: type[Any],
     limit: int,
     cursor: str | None,
 ) -> PageT:
-    request = PageRequest(services.cipher, f"analysis {kind}", limit, cursor)
+    request = PageRequest(services.cipher, f"analysis {findings.kind}", limit, cursor)
     async with transaction(services.engine) as connection:
         run = await latest_run(connection)
         after = _resume_after(request.after, None if run is None else run.id)
         found = await findings_page(
             connection,
             principal,
-            kind,
-            finding_filter,
+            findings.kind,
+            wanted,
             after=after,
             limit=request.fetch_limit,
         )
     return request.respond(
-        partial(page, **_run_fields(run)),
+        partial(findings.page, **_run_fields(run)),
         found,
-        lambda finding: msgspec.convert(finding[1], item_type),
+        lambda finding: msgspec.convert(finding[1], findings.item),
         position=lambda finding: f"{run.id if run else 0}:{finding[0]}",
     )
 

@@ -67,7 +67,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
 from rooms.api.govstack.app import GOVSTACK_PREFIXES, govstack_routers
 from rooms.api.govstack.operations import OPERATION
-from rooms.api.openapi import PageRenderPlugin, declare_body, openapi_router
+from rooms.api.openapi import PageRenderPlugin, declare_answers, declare_body, openapi_router
 from rooms.api.options import options_handlers
 from rooms.api.params import register_query, reject_unknown_query
 from rooms.api.subscription_creation import SubscriptionCreator
@@ -166,7 +166,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
 """Register every resource under `/v1`."""
 
 
-def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
+def create_app(services: ApiServices) -> Litestar:
     """Return the API over `services` as an ASGI application."""
     routes, refusals = ROUTES, RefusalJournal()
     app = Litestar(
@@ -212,12 +212,13 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
         state=State({"services": services, "creator": SubscriptionCreator()}),
         request_max_body_size=services.settings.max_body_bytes,
         logging_config=None,
-        debug=debug,
+        debug=False,
     )
     for handler, path in route_handlers(app):
         if path.startswith(PREFIX):
             register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
             declare_scopes(handler, path)
+            declare_answers(handler)
             declare_body(handler)
     for handler, path in govstack_handlers(app):
         register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))

@@ -168,13 +168,7 @@ async def start_doctor(
     return await start_check(services, principal, change, JobKind.CHECK_STORES, {"repair": repair})
 
 
-@get(
-    "/doctor",
-    opt=_PLATFORM,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List checks of the stores",
-)
+@get("/doctor", opt=_PLATFORM, tags=_TAGS, summary="List checks of the stores")
 async def list_checks(
     services: ServicesDep, principal: Caller, limit: Limit = 10, cursor: Cursor = None
 ) -> DoctorPage:
@@ -217,13 +211,7 @@ async def start_preview(
     return await start_check(services, principal, change, JobKind.PREVIEW_RETENTION, {"days": days})
 
 
-@get(
-    "/retention-preview",
-    opt=_PLATFORM,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List previews of retention",
-)
+@get("/retention-preview", opt=_PLATFORM, tags=_TAGS, summary="List previews of retention")
 async def list_previews(
     services: ServicesDep, principal: Caller, limit: Limit = 10, cursor: Cursor = None
 ) -> RetentionPage:

@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.errors import documented_responses
 from rooms.db.queue.horizon import HASH_SLOTS, schedule_shard_count, set_schedule_shard_count
 from rooms.domain.state_machine import Scope
 
@@ -38,13 +37,7 @@ class ClusterResponse(Struct, kw_only=True):
     members: list[MemberResponse]
 
 
-@get(
-    "/cluster",
-    opt=_PLATFORM,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read the cluster",
-)
+@get("/cluster", opt=_PLATFORM, tags=_TAGS, summary="Read the cluster")
 async def read_cluster(services: ServicesDep, principal: Caller) -> ClusterResponse:  # noqa: ARG001 - every route takes its caller
     """Return every member of the installation. 503: the election's store does not answer."""
     view = await services.leader_health.view()
@@ -86,13 +79,7 @@ class ScheduleShardsResponse(Struct, kw_only=True):
     used: bool
 
 
-@get(
-    "/cluster/buckets",
-    opt=_PLATFORM,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read the number of schedule shards",
-)
+@get("/cluster/buckets", opt=_PLATFORM, tags=_TAGS, summary="Read the number of schedule shards")
 async def read_buckets(services: ServicesDep, principal: Caller) -> ScheduleShardsResponse:  # noqa: ARG001 - every route takes its caller
     """Return the number of shards of deliveries that are due beyond the broker's look-ahead.
 
@@ -108,7 +95,6 @@ async def read_buckets(services: ServicesDep, principal: Caller) -> ScheduleShar
     dto=Body[UpdateScheduleShards],
     return_dto=None,
     opt=_PLATFORM,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Change the number of schedule shards",
 )

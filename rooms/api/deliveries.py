@@ -105,7 +105,6 @@ class DeliveryPage(Struct, kw_only=True):
 @get(
     "/subscriptions/{subscription_id:str}/deliveries",
     opt=_READ,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List the deliveries of a subscription",
 )
@@ -154,13 +153,7 @@ async def list_subscription_deliveries(
     )
 
 
-@get(
-    "/deliveries/{delivery_id:str}",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a delivery",
-)
+@get("/deliveries/{delivery_id:str}", opt=_READ, tags=_TAGS, summary="Read a delivery")
 async def read_delivery(
     services: ServicesDep, principal: Caller, delivery_id: IdPath
 ) -> DeliveryResponse:

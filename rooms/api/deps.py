@@ -8,7 +8,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.api.callers import CallerAuthenticator
 from rooms.api.proxies import TrustedProxies
-from rooms.api.rate_limit import KeyRateLimiter
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.notify import Notifier
@@ -18,16 +17,34 @@ from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.secrets import Cipher
 from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.ids import IdGenerator
+from rooms.domain.ids import IdGenerator, KeyId
 from rooms.domain.push_url import PushUrl
 from rooms.domain.room import Subscription
+from rooms.errors import RateLimitedError
 from rooms.metrics import Metrics
 from rooms.ports import BrokerUsers, Clock, Magazines
 from rooms.settings import Settings
+from rooms.token_buckets import TokenBuckets
 
 if TYPE_CHECKING:
     from delivery.pull.service import PullService
     from rooms.publishing.publisher import Publisher
+
+
+class KeyRateLimiter:
+    """Allow each key `per_s` requests a second, and as many at once after a second of quiet.
+
+    0: unlimited.
+    """
+
+    def __init__(self, per_s: int, monotonic: Callable[[], float]) -> None:
+        self._per_s = per_s
+        self._buckets: TokenBuckets[KeyId] = TokenBuckets(per_s, monotonic)
+
+    def acquire(self, key: KeyId) -> None:
+        """Count one request. RateLimitedError: the key has no request left."""
+        if self._per_s and not self._buckets.take(key):
+            raise RateLimitedError(f"this key may make {self._per_s} requests a second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

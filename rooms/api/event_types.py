@@ -71,7 +71,6 @@ class EventTypeVersionPage(Struct, kw_only=True):
     dto=Body[EventTypeVersionRequest],
     return_dto=None,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Add a version",
 )
@@ -115,7 +114,6 @@ async def append_version(
 @get(
     "/rooms/{room_id:str}/event-types/{name:str}/versions",
     opt=_READ,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List versions",
 )
@@ -149,7 +147,6 @@ async def list_versions(
 @get(
     "/rooms/{room_id:str}/event-types/{name:str}/versions/{version:str}",
     opt=_READ,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read a version",
 )
@@ -306,13 +303,7 @@ async def declare(
     return made
 
 
-@get(
-    "/rooms/{room_id:str}/event-types",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List event types",
-)
+@get("/rooms/{room_id:str}/event-types", opt=_READ, tags=_TAGS, summary="List event types")
 async def list_event_types(
     services: ServicesDep,
     principal: Caller,
@@ -340,7 +331,6 @@ async def list_event_types(
 @get(
     "/rooms/{room_id:str}/event-types/{name:str}",
     opt=_READ,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read an event type",
 )

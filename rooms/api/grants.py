@@ -165,13 +165,7 @@ async def create_grant(
     )
 
 
-@get(
-    "/grants",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List grants of all own rooms",
-)
+@get("/grants", opt=_READ, tags=_TAGS, summary="List grants of all own rooms")
 async def list_own_grants(
     *,
     services: ServicesDep,
@@ -211,13 +205,7 @@ async def list_own_grants(
     )
 
 
-@get(
-    "/rooms/{room_id:str}/grants",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List grants",
-)
+@get("/rooms/{room_id:str}/grants", opt=_READ, tags=_TAGS, summary="List grants")
 async def list_grants(
     *,
     services: ServicesDep,
@@ -257,7 +245,6 @@ async def list_grants(
 @delete(
     "/rooms/{room_id:str}/grants/{grant_id:str}",
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Revoke a grant",
 )
@@ -364,7 +351,6 @@ _HOW_TO_JOIN: Final = {
         Scope.AUDIT,
         allows=FOR_EVERY_KEY,
     ),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List rooms that others share",
 )

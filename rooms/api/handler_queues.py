@@ -293,13 +293,7 @@ async def create_queue(
     return to_queue_response(queue)
 
 
-@get(
-    "/queues",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List handler queues",
-)
+@get("/queues", opt=_READ, tags=_TAGS, summary="List handler queues")
 async def list_queues(
     services: ServicesDep, principal: Caller, limit: Limit = 50, cursor: Cursor = None
 ) -> HandlerQueuePage:
@@ -314,13 +308,7 @@ async def list_queues(
     )
 
 
-@get(
-    "/queues/{queue:str}",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a handler queue",
-)
+@get("/queues/{queue:str}", opt=_READ, tags=_TAGS, summary="Read a handler queue")
 async def read_queue(
     services: ServicesDep, principal: Caller, queue: QueuePath
 ) -> HandlerQueueResponse:
@@ -362,7 +350,6 @@ async def change_queue(
     "/queues/{queue:str}",
     status_code=202,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Delete a handler queue",
 )

@@ -11,7 +11,6 @@ from msgspec import UNSET, Struct, UnsetType
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep, payload_read
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.handler_queues import QueuePath
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import WithPayload
@@ -66,7 +65,6 @@ class PurgeResponse(Struct, kw_only=True):
 @get(
     "/queues/{queue:str}/sideline",
     opt=_READ,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List a handler queue's sideline",
 )
@@ -107,7 +105,6 @@ async def read_queue_sideline(
     "/queues/{queue:str}/sideline/purge",
     status_code=200,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Purge a handler queue's sideline",
 )

@@ -65,7 +65,7 @@ def accepted_response(job: records.JobRecord) -> Response[JobAccepted]:
     return Response(body, status_code=202, headers={"Location": f"/v1/jobs/{job.id}"})
 
 
-@get("/jobs", opt=_READ, responses=documented_responses(), tags=_TAGS, summary="List jobs")
+@get("/jobs", opt=_READ, tags=_TAGS, summary="List jobs")
 async def list_jobs(
     *,
     services: ServicesDep,
@@ -91,13 +91,7 @@ async def list_jobs(
     return page.respond(JobPage, found, position=lambda job: job.id)
 
 
-@get(
-    "/jobs/{job_id:str}",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a job",
-)
+@get("/jobs/{job_id:str}", opt=_READ, tags=_TAGS, summary="Read a job")
 async def read_job(services: ServicesDep, principal: Caller, job_id: IdPath) -> records.JobRecord:
     """Return the progress of a job."""
     identity = JobId(parse_id(job_id, "job"))

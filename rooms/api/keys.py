@@ -157,7 +157,7 @@ async def _make_client(
     return CreatedKey(**to_fields(made), key=None)
 
 
-@get("/keys", opt=_ADMIN, responses=documented_responses(), tags=_TAGS, summary="List keys")
+@get("/keys", opt=_ADMIN, tags=_TAGS, summary="List keys")
 async def list_keys(
     *,
     services: ServicesDep,
@@ -184,13 +184,7 @@ async def list_keys(
     return page.respond(KeyPage, found, to_response, position=lambda key: key.id)
 
 
-@get(
-    "/keys/{key_id:str}",
-    opt=_ADMIN,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a key",
-)
+@get("/keys/{key_id:str}", opt=_ADMIN, tags=_TAGS, summary="Read a key")
 async def read_key(services: ServicesDep, principal: Caller, key_id: IdPath) -> KeyResponse:
     """Return one key."""
     async with transaction(services.engine) as connection:
@@ -313,13 +307,7 @@ def _as_columns(key: records.ApiKey) -> dict[str, Any]:
     return {name: getattr(key, name) for name in _COPIED}
 
 
-@delete(
-    "/keys/{key_id:str}",
-    opt=_ADMIN,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Revoke a key",
-)
+@delete("/keys/{key_id:str}", opt=_ADMIN, tags=_TAGS, summary="Revoke a key")
 async def revoke_key(principal: Caller, change: ChangeDep, key_id: IdPath) -> None:
     """Revoke a key within a second; it stays in the list with the time.
 

@@ -15,7 +15,6 @@ from delivery.sideline.shovel import ShovelRequest
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.db.catalog.handler_queues import find_queue, list_queues
@@ -116,9 +115,7 @@ class MagazinePage(Struct, kw_only=True):
     next_cursor: str | None
 
 
-@get(
-    "/magazines", opt=_READ, responses=documented_responses(), tags=_TAGS, summary="List magazines"
-)
+@get("/magazines", opt=_READ, tags=_TAGS, summary="List magazines")
 async def list_magazines(
     services: ServicesDep, principal: Caller, limit: Limit = 50, cursor: Cursor = None
 ) -> MagazinePage:
@@ -134,13 +131,7 @@ async def list_magazines(
     )
 
 
-@get(
-    "/magazines/{magazine:str}",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a magazine",
-)
+@get("/magazines/{magazine:str}", opt=_READ, tags=_TAGS, summary="Read a magazine")
 async def read_magazine(
     services: ServicesDep, principal: Caller, magazine: NamePath
 ) -> MagazineResponse:
@@ -152,7 +143,6 @@ async def read_magazine(
     "/magazines/{magazine:str}/sweep",
     status_code=202,
     opt=require_scopes(Scope.OPERATE),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Sweep a magazine now",
 )

@@ -9,7 +9,6 @@ from litestar.params import QueryParameter
 from msgspec import Struct
 
 from rooms.api.auth import Caller, ServicesDep, for_portals
-from rooms.api.errors import documented_responses
 from rooms.api.message_publishers import PUBLISHER_FIELDS, publisher_fields, publishers
 from rooms.api.messages import READ
 from rooms.api.pagination import Cursor, Limit, PageRequest
@@ -101,7 +100,6 @@ class MessageTimeline(Struct, kw_only=True):
 @get(
     "/messages/{message_id:str}/journey",
     opt=for_portals(READ),
-    responses=documented_responses(),
     tags=["messages"],
     summary="Read the timeline of a message",
 )

@@ -19,7 +19,6 @@ from rooms.api.auth import (
 from rooms.api.changes import payload_read
 from rooms.api.deliveries import DeliveryPage, to_visible_delivery
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.message_publishers import PUBLISHER_FIELDS, publisher_fields, publishers
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import (
@@ -134,13 +133,7 @@ class MessagePage(Struct, kw_only=True):
     next_cursor: str | None
 
 
-@get(
-    "/rooms/{room_id:str}/messages",
-    opt=READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List messages of a room",
-)
+@get("/rooms/{room_id:str}/messages", opt=READ, tags=_TAGS, summary="List messages of a room")
 async def list_messages(
     *,
     services: ServicesDep,
@@ -210,13 +203,7 @@ async def list_messages(
     )
 
 
-@get(
-    "/messages/{message_id:str}",
-    opt=for_portals(READ),
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a message",
-)
+@get("/messages/{message_id:str}", opt=for_portals(READ), tags=_TAGS, summary="Read a message")
 async def read_message(
     *,
     request: Request[Any, Principal, Any],
@@ -273,7 +260,6 @@ async def describe_message(
 @get(
     "/messages/{message_id:str}/deliveries",
     opt=for_portals(READ),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List the deliveries of a message",
 )

@@ -47,13 +47,7 @@ CallerIdPath = Annotated[
 ]
 
 
-@get(
-    _PATH,
-    opt=READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a message by your own id",
-)
+@get(_PATH, opt=READ, tags=_TAGS, summary="Read a message by your own id")
 async def read_named_message(
     *,
     services: ServicesDep,

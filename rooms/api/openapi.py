@@ -25,6 +25,8 @@ from litestar.openapi.spec import (
     Schema,
 )
 
+from rooms.api.errors import documented_responses
+
 CSV: Final = "text/csv"
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
 STYLE: Final = """
@@ -74,6 +76,11 @@ class TableOperation(Operation):
         found = (self.responses or {}).get("200")
         if isinstance(found, OpenAPIResponse) and found.content is not None:
             found.content[CSV] = OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING))
+
+
+def declare_answers(handler: HTTPRouteHandler) -> None:
+    """Document the problems of every route, where the route documents none of its own."""
+    handler.responses = handler.responses or documented_responses()
 
 
 def declare_body(handler: HTTPRouteHandler) -> None:

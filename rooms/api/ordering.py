@@ -69,7 +69,6 @@ class SkipResponse(Struct, kw_only=True):
 @get(
     "/subscriptions/{subscription_id:str}/ordering-keys",
     opt=for_portals(require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS)),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List active ordering keys",
 )

@@ -122,7 +122,6 @@ class CallerResponse(Struct, kw_only=True):
 @get(
     "/whoami",
     opt=for_portals(require_scopes(*Scope, allows=FOR_EVERY_KEY)),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read the own organisation and key",
 )
@@ -170,13 +169,7 @@ async def create_organisation(
     return Response(made, headers={"Location": f"/v1/organisations/{made.id}"})
 
 
-@get(
-    "/organisations",
-    opt=_PLATFORM,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List organisations",
-)
+@get("/organisations", opt=_PLATFORM, tags=_TAGS, summary="List organisations")
 async def list_organisations(
     *,
     services: ServicesDep,
@@ -199,7 +192,6 @@ async def list_organisations(
 @get(
     "/organisations/{organisation_id:str}",
     opt=_PLATFORM,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read an organisation",
 )

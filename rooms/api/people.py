@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.db.catalog import people as records
 from rooms.db.connection import transaction
@@ -61,13 +60,7 @@ class EndedSessions(Struct, kw_only=True):
     ended: int
 
 
-@get(
-    "/people",
-    opt=_ADMIN,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List people who have signed in",
-)
+@get("/people", opt=_ADMIN, tags=_TAGS, summary="List people who have signed in")
 async def list_people(
     services: ServicesDep, principal: Caller, limit: Limit = 50, cursor: Cursor = None
 ) -> PeoplePage:
@@ -90,7 +83,6 @@ async def list_people(
     dto=Body[EndSessions],
     return_dto=None,
     opt=_ADMIN,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="End all sessions of a person",
 )

@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.errors import documented_responses
 from rooms.api.key_bodies import check_may_give
 from rooms.api.keys import find_own_key
 from rooms.api.params import parse_id
@@ -81,7 +80,6 @@ class PortalLinkResponse(Struct, kw_only=True):
     dto=Body[CreatePortalLink],
     return_dto=None,
     opt=require_scopes(Scope.MANAGE, allows=OF_SUBSCRIPTIONS),
-    responses=documented_responses(),
     tags=["keys"],
     summary="Create a link to a portal",
 )

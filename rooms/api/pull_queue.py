@@ -20,8 +20,13 @@ from rooms.api.params import IdPath
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.connection import transaction
-from rooms.db.queries.consumers import QueueConsumer, list_consumers
-from rooms.db.queries.pull_queue import QueuedDelivery, list_leased, list_waiting
+from rooms.db.queries.pull_queue import (
+    QueueConsumer,
+    QueuedDelivery,
+    list_consumers,
+    list_leased,
+    list_waiting,
+)
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import ConflictError

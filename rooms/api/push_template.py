@@ -9,7 +9,6 @@ from msgspec import Meta, Struct
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.errors import documented_responses
 from rooms.db.catalog.organisations import find_push_template, update_organisation
 from rooms.db.connection import transaction
 from rooms.domain.govstack import PLACEHOLDERS, check_template
@@ -48,7 +47,6 @@ class PushTemplateResponse(Struct, kw_only=True):
 @get(
     _PATH,
     opt=require_scopes(Scope.MANAGE, Scope.OPERATE),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read the template of push URLs",
 )
@@ -65,7 +63,6 @@ async def read_push_template(services: ServicesDep, principal: Caller) -> PushTe
     dto=Body[PushTemplate],
     return_dto=None,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Set the template of push URLs",
 )
@@ -90,13 +87,7 @@ async def change_push_template(
     return PushTemplateResponse(template=data.template)
 
 
-@delete(
-    _PATH,
-    opt=_WRITE,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Remove the template of push URLs",
-)
+@delete(_PATH, opt=_WRITE, tags=_TAGS, summary="Remove the template of push URLs")
 async def remove_push_template(principal: Caller, change: ChangeDep) -> None:
     """Remove the template. Subscriptions keep the URLs that they were made with."""
     async with change.transaction() as connection:

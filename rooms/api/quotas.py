@@ -11,7 +11,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from rooms.api.auth import BELOW_ROOM, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.errors import documented_responses
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
 from rooms.db import quotas as records
 from rooms.db.catalog.organisations import find_organisation
@@ -94,7 +93,6 @@ class QuotaResponse(Struct, kw_only=True):
 @get(
     "/quotas",
     opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.PUBLISH, Scope.SUBSCRIBE, Scope.AUDIT),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read the own quotas",
 )
@@ -106,7 +104,6 @@ async def read_quotas(services: ServicesDep, principal: Caller) -> QuotaResponse
 @get(
     "/organisations/{organisation_id:str}/quotas",
     opt=_PLATFORM,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read the quotas of an organisation",
 )
@@ -122,7 +119,6 @@ async def read_organisation_quotas(services: ServicesDep, organisation_id: IdPat
     dto=Body[UpdateQuotas],
     return_dto=None,
     opt=_PLATFORM,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Change the quotas of an organisation",
 )
@@ -152,7 +148,6 @@ async def change_organisation_quotas(
 @get(
     "/rooms/{room_id:str}/quotas",
     opt=require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.AUDIT, allows=BELOW_ROOM),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read the quotas of a room",
 )
@@ -173,7 +168,6 @@ async def read_room_quotas(
     dto=Body[UpdateRoomQuotas],
     return_dto=None,
     opt=require_scopes(Scope.MANAGE, allows=BELOW_ROOM),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Change the quotas of a room",
 )

@@ -20,7 +20,6 @@ from rooms.api.auth import (
 )
 from rooms.api.deliveries import to_visible_delivery
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.params import IdPath, parse_message
 from rooms.api.signing_keys import to_public_key
 from rooms.db.catalog.organisations import Member, find_members
@@ -69,7 +68,6 @@ class JwkSet(Struct, kw_only=True):
 @get(
     "/messages/{message_id:str}/receipt",
     opt=for_portals(require_scopes(Scope.MANAGE, Scope.OPERATE, allows=FOR_EVERY_KEY)),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Get a signed receipt of a message",
 )

@@ -21,7 +21,7 @@ from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog import rooms as room_records
-from rooms.db.catalog.entitlements import entitlements
+from rooms.db.catalog.grants import entitlements
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.jobs import jobs as job_records
 from rooms.db.queries.message_scope import find_message_view
@@ -86,7 +86,6 @@ class CreateRoomRestore(CreateRestore, forbid_unknown_fields=True, kw_only=True)
     dto=Body[CreateRestore | None],
     return_dto=None,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=["messages"],
     summary="Restore a message",
 )
@@ -121,7 +120,6 @@ async def restore_message(
     dto=Body[CreateRoomRestore | None],
     return_dto=None,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=["rooms"],
     summary="Restore unfinished deliveries of a room",
 )
@@ -152,7 +150,6 @@ async def restore_room(
     "/rooms/{room_id:str}/clear",
     status_code=202,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=["rooms"],
     summary="Cancel unfinished deliveries of a room",
 )
@@ -385,7 +382,6 @@ def _begin(data: CreateReplay) -> datetime:
     "/recover",
     status_code=202,
     opt=require_scopes(Scope.PLATFORM),
-    responses=documented_responses(),
     tags=["cluster"],
     summary="Resend deliveries that a broker has lost",
 )

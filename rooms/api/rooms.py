@@ -91,7 +91,7 @@ async def create_room(
     return Response(to_room_response(room, principal), headers={"Location": f"/v1/rooms/{room.id}"})
 
 
-@get("/rooms", opt=_READ, responses=documented_responses(), tags=_TAGS, summary="List rooms")
+@get("/rooms", opt=_READ, tags=_TAGS, summary="List rooms")
 async def list_rooms(
     *,
     services: ServicesDep,
@@ -128,13 +128,7 @@ async def list_rooms(
     )
 
 
-@get(
-    "/rooms/{room_id:str}",
-    opt=for_portals(_READ),
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a room",
-)
+@get("/rooms/{room_id:str}", opt=for_portals(_READ), tags=_TAGS, summary="Read a room")
 async def read_room(services: ServicesDep, principal: Caller, room_id: RoomPath) -> RoomResponse:
     """Return one room: an own one, or one of others in which this organisation has a part."""
     async with transaction(services.engine) as connection:
@@ -145,7 +139,6 @@ async def read_room(services: ServicesDep, principal: Caller, room_id: RoomPath)
 @get(
     "/rooms/{room_id:str}/counts",
     opt=require_scopes(Scope.MANAGE, Scope.OPERATE, allows=BELOW_ROOM),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Count what a room has",
 )
@@ -205,7 +198,6 @@ async def change_room(
     "/rooms/{room_id:str}",
     status_code=202,
     opt=require_scopes(Scope.MANAGE, allows=BELOW_ROOM),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Delete a room",
 )

@@ -12,7 +12,6 @@ from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
-from rooms.api.errors import documented_responses
 from rooms.db.catalog.access import find_access
 from rooms.db.catalog.api_keys import KeyKind, find_key
 from rooms.db.catalog.handler_queues import find_queue
@@ -100,7 +99,6 @@ class SearchResponse(Struct, kw_only=True):
 @get(
     "/search",
     opt=require_scopes(*_SCOPES, allows=FOR_EVERY_KEY),
-    responses=documented_responses(),
     tags=["messages"],
     summary="Search by id, name or key",
 )

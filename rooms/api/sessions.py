@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.errors import documented_responses
 from rooms.api.key_bodies import check_may_give
 from rooms.api.keys import find_own_key
 from rooms.api.pagination import Cursor, Limit, PageRequest
@@ -99,7 +98,6 @@ class SessionPage(Struct, kw_only=True):
     dto=Body[CreateSignInLink],
     return_dto=None,
     opt=_ADMIN,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Create a link to sign in",
 )
@@ -146,13 +144,7 @@ async def create_sign_in_link(
     )
 
 
-@get(
-    "/sessions",
-    opt=_ADMIN,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List sessions of the console",
-)
+@get("/sessions", opt=_ADMIN, tags=_TAGS, summary="List sessions of the console")
 async def list_sessions(
     services: ServicesDep, principal: Caller, limit: Limit = 50, cursor: Cursor = None
 ) -> SessionPage:
@@ -183,7 +175,6 @@ async def list_sessions(
 @delete(
     "/sessions/{session_id:str}",
     opt=_ADMIN,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="End a session of the console",
 )

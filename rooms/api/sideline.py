@@ -183,7 +183,6 @@ _JOB_OR_DRY_RUN: Final = {
 @get(
     "/subscriptions/{subscription_id:str}/sideline",
     opt=_READ,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List a sideline",
 )

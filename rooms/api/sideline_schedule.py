@@ -16,7 +16,6 @@ from rooms.api.auth import (
 )
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.errors import documented_responses
 from rooms.api.params import IdPath
 from rooms.api.sideline import ShovelConcurrency, ShovelLimit, ShovelRate
 from rooms.api.subscriptions import parse_subscription
@@ -50,7 +49,6 @@ class SetShovelSchedule(Struct, forbid_unknown_fields=True, kw_only=True):
     dto=Body[SetShovelSchedule],
     return_dto=None,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Schedule shovels of a sideline",
 )
@@ -77,7 +75,6 @@ async def set_schedule(
 @get(
     "/subscriptions/{subscription_id:str}/sideline/schedule",
     opt=_READ_SCHEDULE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read a sideline's schedule",
 )
@@ -98,7 +95,6 @@ async def read_schedule(
     "/subscriptions/{subscription_id:str}/sideline/schedule",
     status_code=204,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Delete a sideline's schedule",
 )

@@ -13,7 +13,6 @@ from rooms.api.auth import (
     for_portals,
     require_scopes,
 )
-from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.db.connection import transaction
 from rooms.db.sideline.overview import SidelineOverview, list_sidelines
@@ -56,7 +55,6 @@ class SidelineSummaryPage(Struct, kw_only=True):
     opt=for_portals(
         require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
     ),
-    responses=documented_responses(),
     tags=["sideline"],
     summary="List sidelines that are not empty",
 )

@@ -103,13 +103,7 @@ async def create_signing_key(
     return Response(_to_response(made), headers={"Location": f"/v1/signing-keys/{key.kid}"})
 
 
-@get(
-    "/signing-keys",
-    opt=_ADMIN,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List signing keys",
-)
+@get("/signing-keys", opt=_ADMIN, tags=_TAGS, summary="List signing keys")
 async def list_signing_keys(
     services: ServicesDep, principal: Caller, limit: Limit = 50, cursor: Cursor = None
 ) -> SigningKeyPage:
@@ -122,13 +116,7 @@ async def list_signing_keys(
     return page.respond(SigningKeyPage, found, _to_response, position=lambda key: key.kid)
 
 
-@get(
-    "/signing-keys/{kid:str}",
-    opt=_ADMIN,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Read a signing key",
-)
+@get("/signing-keys/{kid:str}", opt=_ADMIN, tags=_TAGS, summary="Read a signing key")
 async def read_signing_key(
     services: ServicesDep, principal: Caller, kid: KidPath
 ) -> SigningKeyResponse:
@@ -138,13 +126,7 @@ async def read_signing_key(
     return _to_response(found)
 
 
-@delete(
-    "/signing-keys/{kid:str}",
-    opt=_ADMIN,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="Revoke a signing key",
-)
+@delete("/signing-keys/{kid:str}", opt=_ADMIN, tags=_TAGS, summary="Revoke a signing key")
 async def revoke_signing_key(principal: Caller, change: ChangeDep, kid: KidPath) -> None:
     """Revoke a key for good: within a second, no message is accepted with it.
 

@@ -16,7 +16,6 @@ from rooms.api.auth import (
     require_scopes,
 )
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.health import ReadyResponse, to_ready_response
 from rooms.api.pagination import MAX_LIMIT
 from rooms.api.params import parse_filter_id
@@ -136,13 +135,7 @@ class StatusResponse(Struct, kw_only=True):
     subscriptions_total: int
 
 
-@get(
-    "/status",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=["sideline"],
-    summary="Read the status of the installation",
-)
+@get("/status", opt=_READ, tags=["sideline"], summary="Read the status of the installation")
 async def read_status(
     services: ServicesDep,
     principal: Caller,

@@ -359,7 +359,6 @@ async def terminate_subscription(
 @get(
     "/subscriptions/{subscription_id:str}/history",
     opt=for_portals(_READ),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List what happened to a subscription",
 )
@@ -391,7 +390,6 @@ async def list_history(
 @get(
     "/subscriptions/{subscription_id:str}/counts",
     opt=for_portals(_READ),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Count a subscription's deliveries",
 )

@@ -8,7 +8,6 @@ from litestar.params import QueryParameter
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import Change, ChangeDep
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.params import IdPath
 from rooms.api.subscriptions import parse_subscription
@@ -31,7 +30,6 @@ Confirm = Annotated[
     "/subscriptions/{subscription_id:str}/clear",
     status_code=202,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Cancel unfinished deliveries of a subscription",
 )
@@ -62,7 +60,6 @@ async def clear_subscription(
     "/subscriptions/{subscription_id:str}/skip-to-now",
     status_code=202,
     opt=_WRITE,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Skip the backlog of a subscription",
 )

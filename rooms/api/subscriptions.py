@@ -128,13 +128,7 @@ def entitled_interests(
     return event_types
 
 
-@get(
-    "/rooms/{room_id:str}/subscriptions",
-    opt=_READ,
-    responses=documented_responses(),
-    tags=_TAGS,
-    summary="List subscriptions",
-)
+@get("/rooms/{room_id:str}/subscriptions", opt=_READ, tags=_TAGS, summary="List subscriptions")
 async def list_subscriptions(
     *,
     services: ServicesDep,
@@ -175,7 +169,6 @@ async def list_subscriptions(
 @get(
     "/subscriptions",
     opt=for_portals(_READ),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="List subscriptions of all rooms",
 )
@@ -249,7 +242,6 @@ async def _list(
 @get(
     "/subscriptions/{subscription_id:str}",
     opt=for_portals(_READ),
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Read a subscription",
 )

@@ -14,7 +14,6 @@ from sqlalchemy import func, select
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
 from rooms.api.deps import ApiServices
-from rooms.api.errors import documented_responses
 from rooms.api.journal import ALL, OrganisationQuery
 from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
@@ -117,7 +116,7 @@ class UsagePage(Struct, kw_only=True):
     next_cursor: str | None
 
 
-@get("/usage", opt=_SCOPES, responses=documented_responses(), tags=_TAGS, summary="Read usage")
+@get("/usage", opt=_SCOPES, tags=_TAGS, summary="Read usage")
 async def read_usage(
     *,
     services: ServicesDep,
@@ -158,7 +157,6 @@ async def read_usage(
 @get(
     "/usage/export",
     opt=_SCOPES,
-    responses=documented_responses(),
     tags=_TAGS,
     summary="Export usage",
     operation_class=TableOperation,

@@ -10,9 +10,7 @@ from typing import Final
 
 import anyio
 
-from delivery.brokers import open_broker
 from delivery.leadership import open_election
-from delivery.magazines import open_magazines
 from delivery.pull.service import PullService, open_pull_service
 from delivery.push.http.client import HttpSender
 from delivery.push.http.connection import HttpLimits
@@ -21,9 +19,8 @@ from delivery.push.http.target_policy import target_policy
 from delivery.push.test_call import PingSender
 from rooms.api.app import create_app
 from rooms.api.auth import authenticate
-from rooms.api.deps import ApiServices
+from rooms.api.deps import ApiServices, KeyRateLimiter
 from rooms.api.fast_routes import App, FastRoutes
-from rooms.api.rate_limit import KeyRateLimiter
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles
@@ -32,7 +29,7 @@ from rooms.api.server.uvicorn_server import BoundedServer, http_config
 from rooms.api.streams import StreamTransport
 from rooms.app.process import StopHook, member_name, raise_file_limit, run, stop_on_signals
 from rooms.app.registration import process_registration
-from rooms.app.sealing import open_sealing
+from rooms.app.stores import open_own_broker, open_own_magazines, open_sealing
 from rooms.backends import DATABASE, address_of
 from rooms.clock import SystemClock
 from rooms.console.app import Console
@@ -137,14 +134,7 @@ async def open_services(
         )
         broker: Broker | None = None
         if settings.uses_relay and settings.broker_url is not None:
-            broker = await stack.enter_async_context(
-                open_broker(
-                    settings.broker_url,
-                    claim_s=settings.claim_ttl_s,
-                    farm=settings.farm,
-                    client=settings.client,
-                )
-            )
+            broker = await stack.enter_async_context(open_own_broker(settings, settings.broker_url))
         pull_service = await stack.enter_async_context(
             open_pull_service(
                 database_url,
@@ -166,11 +156,7 @@ async def open_services(
         )
         leader_health = LeaderHealth(election, clock.monotonic)
         broker_health = None if broker is None else BrokerHealth(broker, clock.monotonic)
-        magazines = await stack.enter_async_context(
-            open_magazines(
-                settings.magazine_url or database_url, farm=settings.farm, client=settings.client
-            )
-        )
+        magazines = await stack.enter_async_context(open_own_magazines(settings, database_url))
         magazine_health = None
         if address_of(settings.magazine_url) != DATABASE:
             magazine_health = StoreHealth(

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final
 
-from delivery.brokers import open_broker
 from delivery.doctor.checks import (
     QUEUE_SETTLE_S,
     BrokerQueueCheck,
@@ -19,12 +19,12 @@ from delivery.doctor.checks import (
 )
 from delivery.doctor.orphans import OrphanCheck, SurplusTaskCheck
 from delivery.leadership import open_election
-from delivery.magazines import open_magazines
 from delivery.sideline.audit import SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache
-from rooms.app.doctor_tls import check_tls
+from rooms.api.server.tls_files import TlsFileError, TlsFiles, load_tls
 from rooms.app.process import member_name
+from rooms.app.stores import open_own_broker, open_own_magazines
 from rooms.backends import DATABASE, STORES, backends_of
 from rooms.clock import SystemClock
 from rooms.db.notify import Notifier
@@ -35,6 +35,35 @@ from rooms.db.writer import LogWriter
 from rooms.errors import BrokerUnavailableError, MagazineUnavailableError
 from rooms.ports import Broker, Magazines
 from rooms.settings import Settings
+
+TLS_PART: Final = "tls"
+RENEW_WITHIN: Final = timedelta(days=14)
+"""A certificate that ends sooner is a finding."""
+_RENEW: Final = "replace the file; running processes read it within five seconds"
+
+
+def check_tls(settings: Settings, now: datetime) -> list[DoctorFinding]:
+    """Return what is wrong with the files, or will be soon."""
+    files = TlsFiles.of(settings)
+    if files is None:
+        return []
+    try:
+        loaded = load_tls(files)
+    except TlsFileError as exc:
+        return [DoctorFinding(part=TLS_PART, description=str(exc), count=1, advice=_RENEW)]
+    found = []
+    if loaded.not_after - now < RENEW_WITHIN:
+        found.append(_ending("the certificate of the TLS port", loaded.not_after))
+    if loaded.lists_end is not None and loaded.lists_end <= now:
+        found.append(_ending("a revocation list, whose clients are all refused,", loaded.lists_end))
+    return found
+
+
+def _ending(what: str, end: datetime) -> DoctorFinding:
+    return DoctorFinding(
+        part=TLS_PART, description=f"{what} ends at {end.isoformat()}", count=1, advice=_RENEW
+    )
+
 
 KIND: Final = "doctor"
 
@@ -82,18 +111,11 @@ async def check_stores(
     async with AsyncExitStack() as stack:
         writer = await stack.enter_async_context(LogWriter(url, kind=KIND, broker_mode=broker_mode))
         notifier = await stack.enter_async_context(Notifier(url, broker_mode=broker_mode))
-        magazines = await stack.enter_async_context(
-            open_magazines(settings.magazine_url or url, farm=settings.farm, client=settings.client)
-        )
+        magazines = await stack.enter_async_context(open_own_magazines(settings, url))
         external_broker: Broker | None = None
         if settings.uses_relay and settings.broker_url is not None:
             external_broker = await stack.enter_async_context(
-                open_broker(
-                    settings.broker_url,
-                    claim_s=settings.claim_ttl_s,
-                    farm=settings.farm,
-                    client=settings.client,
-                )
+                open_own_broker(settings, settings.broker_url)
             )
         probes = await _probes(settings, stack, external_broker, magazines)
         stores = StoreCheck(probes, _addresses(settings), logs)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from delivery.handlers.api import Handlers
 from delivery.handlers.service import serve_handlers
-from delivery.magazines import open_magazines
 from rooms.app.process import run, stop_on_signals
 from rooms.app.registration import process_registration
+from rooms.app.stores import open_own_magazines
 from rooms.clock import SystemClock
 from rooms.metrics import Metrics
 from rooms.settings import Settings
@@ -58,9 +58,7 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     async with (
-        open_magazines(
-            settings.magazine_url or database_url, farm=settings.farm, client=settings.client
-        ) as magazines,
+        open_own_magazines(settings, database_url) as magazines,
         process_registration(settings, database_url, "handlers"),
     ):
         with stop_on_signals(stop.set):

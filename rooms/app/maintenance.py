@@ -6,11 +6,9 @@ import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from delivery.brokers import open_broker
 from delivery.handlers.tasks import QueueTasks
 from delivery.leadership import open_election
-from delivery.magazines import open_magazines
-from delivery.maintenance.journal import journal_retention_specs
+from delivery.maintenance.age_limits import journal_retention_specs, usage_retention_specs
 from delivery.maintenance.retention import (
     RetentionPreview,
     RetentionRules,
@@ -18,13 +16,13 @@ from delivery.maintenance.retention import (
     retention_specs,
 )
 from delivery.maintenance.service import TaskSpec, run_tasks
-from delivery.maintenance.usage_retention import usage_retention_specs
 from delivery.sideline.magazines import sideline_magazine_name
 from delivery.sideline.tasks import SidelineTasks
 from rooms.app.analysis_jobs import analysis_tasks
 from rooms.app.check_jobs import check_tasks
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
 from rooms.app.registration import process_registration
+from rooms.app.stores import open_own_broker, open_own_magazines
 from rooms.clock import BootTimeClock, SystemClock
 from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics
@@ -66,19 +64,8 @@ async def serve_maintenance(
         )
         broker = None
         if settings.uses_relay and settings.broker_url is not None:
-            broker = await stack.enter_async_context(
-                open_broker(
-                    settings.broker_url,
-                    claim_s=settings.claim_ttl_s,
-                    farm=settings.farm,
-                    client=settings.client,
-                )
-            )
-        magazines = await stack.enter_async_context(
-            open_magazines(
-                settings.magazine_url or database_url, farm=settings.farm, client=settings.client
-            )
-        )
+            broker = await stack.enter_async_context(open_own_broker(settings, settings.broker_url))
+        magazines = await stack.enter_async_context(open_own_magazines(settings, database_url))
         await stack.enter_async_context(process_registration(settings, database_url, "upkeep"))
 
         async def release_subscription(subscription: SubscriptionId) -> bool:

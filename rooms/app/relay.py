@@ -2,10 +2,10 @@
 
 import asyncio
 
-from delivery.brokers import open_broker
 from delivery.relay.relay import relay_until_stopped
 from rooms.app.process import StopHook, run, stop_on_signals
 from rooms.app.registration import process_registration
+from rooms.app.stores import open_own_broker
 from rooms.clock import SystemClock
 from rooms.metrics import Metrics
 from rooms.settings import Settings
@@ -31,12 +31,7 @@ async def serve_relay(
     """Relay until `stop_hook` stops it; counters go to `metrics`, which several parts may share."""
     stop = asyncio.Event()
     async with (
-        open_broker(
-            settings.broker_url or database_url,
-            claim_s=settings.claim_ttl_s,
-            farm=settings.farm,
-            client=settings.client,
-        ) as broker,
+        open_own_broker(settings, settings.broker_url or database_url) as broker,
         process_registration(settings, database_url, "relay"),
     ):
         with stop_hook(stop.set):

@@ -5,7 +5,6 @@ import secrets
 from contextlib import AsyncExitStack
 from typing import Final
 
-from delivery.brokers import open_broker
 from delivery.push.broker_intake import BrokerIntake
 from delivery.push.http.client import HttpSender
 from delivery.push.http.connection import HttpLimits
@@ -15,7 +14,7 @@ from delivery.push.sandbox.client import SandboxClient
 from delivery.push.sandbox.process import SandboxProcess
 from rooms.app.process import StopHook, raise_file_limit, run, stop_on_signals
 from rooms.app.registration import process_registration
-from rooms.app.sealing import open_sealing
+from rooms.app.stores import open_own_broker, open_sealing
 from rooms.clock import SystemClock
 from rooms.domain.ids import IdGenerator
 from rooms.metrics import Metrics
@@ -72,12 +71,7 @@ async def serve_worker(
             )
         )
         broker = await stack.enter_async_context(
-            open_broker(
-                settings.broker_url or database_url,
-                claim_s=settings.claim_ttl_s,
-                farm=settings.farm,
-                client=settings.client,
-            )
+            open_own_broker(settings, settings.broker_url or database_url)
         )
         await stack.enter_async_context(process_registration(settings, database_url, "worker"))
         with stop_hook(stop.set):

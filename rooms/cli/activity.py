@@ -8,8 +8,8 @@ import click
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.options import find_organisation, find_subscription, set_fields
 from rooms.cli.output import Output, format_cell
-from rooms.domain.activity import MINUTE_COUNTERS
 from rooms.domain.ids import is_id
+from rooms.domain.usage import MINUTE_COUNTERS
 
 _EVERY_ORGANISATION: Final = "*"
 _LATENCIES: Final = ("p50_ms", "p95_ms", "p99_ms")

@@ -22,8 +22,7 @@ from rooms.cli.incomplete import (
     incomplete_fields,
     note_incomplete,
 )
-from rooms.cli.job import show_accepted_job
-from rooms.cli.progress import progress_counter
+from rooms.cli.job import progress_counter, show_accepted_job
 from rooms.safe_text import lines_safe
 
 if TYPE_CHECKING:

@@ -152,7 +152,7 @@ COMMANDS: Final = (
     ),
     *_section(
         _SETTING_UP,
-        ("whoami", "rooms.cli.whoami:whoami", "Show the own organisation and key."),
+        ("whoami", "rooms.cli.session:whoami", "Show the own organisation and key."),
         ("sign-in", "rooms.cli.session:sign_in", "Print a link to sign in to the console."),
         ("session", "rooms.cli.session:session_group", "People who are signed in to the console."),
         ("portal-link", "rooms.cli.session:portal_link", "Print a link to some subscriptions."),

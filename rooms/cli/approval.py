@@ -11,6 +11,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.options import (
+    Paging,
     confirm_or_abort,
     find_subscription,
     list_of_subscription,
@@ -150,13 +151,13 @@ def cancel_change(session: CliSession, /, *, subscription: str) -> None:
 @click.argument("subscription")
 @paging_options
 @pass_session
-def history(session: CliSession, /, *, subscription: str, **paging: Any) -> None:
+def history(session: CliSession, /, *, subscription: str, paging: Paging) -> None:
     """Show who changed a subscription, when and why, newest first.
 
     With --json each entry also shows what the subscription looked like.
     """
     list_of_subscription(
-        session, subscription, "history", _COLUMNS, empty="no changes yet", **paging
+        session, subscription, "history", _COLUMNS, empty="no changes yet", paging=paging
     )
 
 

@@ -4,7 +4,6 @@ import ssl
 from collections.abc import Iterator, Mapping
 from json import dumps
 from math import isfinite
-from types import TracebackType
 from typing import Any, Self
 
 import click
@@ -46,12 +45,7 @@ class ApiClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._http.close()
 
     def send(

@@ -3,7 +3,7 @@
 import click
 
 from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.options import find_room, paging_options, path_segment, read_json, set_fields
+from rooms.cli.options import Paging, find_room, paging_options, path_segment, read_json, set_fields
 
 _SCHEMA_HELP = "JSON Schema (2020-12 or draft-07), or @FILE."
 
@@ -35,15 +35,11 @@ def create(session: CliSession, /, *, room: str, name: str, schema: str | None) 
 @click.argument("room")
 @paging_options
 @pass_session
-def list_event_types(
-    session: CliSession, /, *, room: str, limit: int, cursor: str | None, whole: bool
-) -> None:
+def list_event_types(session: CliSession, /, *, room: str, paging: Paging) -> None:
     """List the event types of a room."""
     with session.client() as client:
         found = find_room(client, room)
-        page = client.page(
-            f"/rooms/{found['id']}/event-types", limit=limit, cursor=cursor, whole=whole
-        )
+        page = client.page(f"/rooms/{found['id']}/event-types", **paging)
     columns = {
         "name": "name",
         "latest": "latest_version",

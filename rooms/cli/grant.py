@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from rooms.cli.context import CliSession, Command, Group, pass_session
-from rooms.cli.options import find_room, paging_options, parse_id, parse_time, set_fields
+from rooms.cli.options import Paging, find_room, paging_options, parse_id, parse_time, set_fields
 from rooms.cli.output import Column
 
 _KINDS = click.Choice(["publish", "subscribe"])
@@ -100,9 +100,7 @@ def list_grants(
     kind: str | None,
     organisation: str | None,
     ended: bool,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    paging: Paging,
 ) -> None:
     """List the grants of a room, newest first; without ROOM those of all own rooms."""
     params = {
@@ -112,7 +110,7 @@ def list_grants(
     }
     with session.client() as client:
         path = "/grants" if room is None else f"/rooms/{find_room(client, room)['id']}/grants"
-        page = client.page(path, params=params, limit=limit, cursor=cursor, whole=whole)
+        page = client.page(path, params=params, **paging)
     empty = "no grants: `rooms grant create ROOM publish ORGANISATION`"
     columns = {"room": "room", **_COLUMNS} if room is None else _COLUMNS
     session.output().listing(page, columns, empty=empty)
@@ -151,9 +149,7 @@ def directory(
     name: str | None,
     owner: str | None,
     event_type: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    paging: Paging,
 ) -> None:
     """List the rooms that other organisations share, and how to join them.
 
@@ -161,5 +157,5 @@ def directory(
     """
     params = {"name": name, "owner": owner, "event_type": event_type}
     with session.client() as client:
-        page = client.page("/directory", params=params, limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/directory", params=params, **paging)
     session.output().listing(page, _DIRECTORY_COLUMNS, empty="no other organisation shares a room")

@@ -8,7 +8,9 @@ import click
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.job import progress_counter
 from rooms.cli.options import (
+    Paging,
     confirm_or_abort,
     paging_options,
     patch_body,
@@ -16,7 +18,6 @@ from rooms.cli.options import (
     read_json,
     set_fields,
 )
-from rooms.cli.progress import progress_counter
 
 _MAX_BATCH = 1000
 _CLEARABLE = ("message-expiry-s", "queue-expiry-s", "shovel", "batching")
@@ -127,10 +128,10 @@ def create(session: CliSession, /, *, name: str, no_shovel: bool, **fields: Any)
 @queue.command("list")
 @paging_options
 @pass_session
-def list_queues(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+def list_queues(session: CliSession, /, *, paging: Paging) -> None:
     """List the queues of the organisation."""
     with session.client() as client:
-        page = client.page("/queues", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/queues", **paging)
     session.output().listing(page, _COLUMNS, empty="no queues yet: `rooms queue create NAME`")
 
 
@@ -212,14 +213,10 @@ def send(
 @click.argument("name")
 @paging_options
 @pass_session
-def sideline(
-    session: CliSession, /, *, name: str, limit: int, cursor: str | None, whole: bool
-) -> None:
+def sideline(session: CliSession, /, *, name: str, paging: Paging) -> None:
     """List the messages that handlers of a queue failed to process, and why."""
     with session.client() as client:
-        page = client.page(
-            f"/queues/{path_segment(name)}/sideline", limit=limit, cursor=cursor, whole=whole
-        )
+        page = client.page(f"/queues/{path_segment(name)}/sideline", **paging)
     session.output().listing(page, _FAILED_COLUMNS, empty="nothing was sidelined")
 
 

@@ -1,18 +1,21 @@
-"""Implement the commands that start, show and cancel jobs.
+"""Implement the commands that start, follow, show and cancel jobs.
 
 `rooms restore`, `clear`, `replay` and `broker resend` start one. `rooms jobs` and `rooms job` show
 them.
 """
 
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rooms.cli import progress
 from rooms.cli.context import CliSession, Command, Group, pass_session, renamed
 from rooms.cli.errors import CliError
 from rooms.cli.options import (
+    Paging,
     confirm_or_abort,
     find_room,
     find_subscription,
@@ -22,9 +25,62 @@ from rooms.cli.options import (
 )
 from rooms.domain.job import JobKind, JobState
 from rooms.domain.state_machine import UNFINISHED, Event, states_allowing
+from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
     from rooms.cli.client import ApiClient
+
+_POLL_S = 0.5
+_UNFINISHED = {"queued", "running"}
+
+
+def follow_job(client: "ApiClient", job: dict[str, Any], *, shown: bool) -> dict[str, Any]:
+    """Return the job once it has ended. `shown`: with a bar, if standard error is a terminal."""
+    path = f"/jobs/{job['id']}"
+    with _progress_bar(shown=shown) as bar:
+        task = bar.add_task(terminal_safe(str(job.get("kind", "job"))), total=None)
+        while job["state"] in _UNFINISHED:
+            bar.update(task, completed=job.get("done") or 0, total=job.get("total"))
+            time.sleep(_POLL_S)
+            job = client.call("GET", path)
+    return job
+
+
+@contextmanager
+def progress_counter(label: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar without an end. Yield the function that sets its count."""
+    with _progress_bar(shown=shown) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda count: bar.update(task, completed=count)
+
+
+def raise_if_failed(job: dict[str, Any]) -> None:
+    """Raise CliError if the job failed. A cancelled job did not fail."""
+    if job["state"] == "failed":
+        raise CliError(f"the job failed: {job.get('error') or 'no reason was recorded'}")
+
+
+def _progress_bar(*, shown: bool) -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not (shown and sys.stderr.isatty()),
+    )
+
+
 _STATES = [state.value for state in sorted(UNFINISHED | states_allowing(Event.RESTORE))]
 
 
@@ -34,11 +90,11 @@ def show_accepted_job(
     """Show and return the job of a 202; with `follow`, once it has ended. CliError: it failed."""
     found: dict[str, Any] = client.call("GET", f"/jobs/{answer['job_id']}")
     if follow:
-        found = progress.follow_job(client, found, shown=not session.as_json)
+        found = follow_job(client, found, shown=not session.as_json)
     session.output().resource(found)
     if not follow and not session.as_json:
         session.output().note(f"progress: rooms job {found['id']} --follow")
-    progress.raise_if_failed(found)
+    raise_if_failed(found)
     return found
 
 
@@ -67,9 +123,9 @@ def show(session: CliSession, /, *, job_id: str, follow: bool) -> None:
     with session.client() as client:
         found = client.call("GET", f"/jobs/{parse_id(job_id)}")
         if follow:
-            found = progress.follow_job(client, found, shown=not session.as_json)
+            found = follow_job(client, found, shown=not session.as_json)
     session.output().resource(found)
-    progress.raise_if_failed(found)
+    raise_if_failed(found)
 
 
 @job.command()
@@ -242,26 +298,11 @@ recover = renamed(resend, "recover", "broker resend")
 @click.option("--room", help="Only jobs on this room.")
 @paging_options
 @pass_session
-def jobs(
-    session: CliSession,
-    /,
-    *,
-    room: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
-    **wanted: Any,
-) -> None:
+def jobs(session: CliSession, /, *, room: str | None, paging: Paging, **wanted: Any) -> None:
     """List jobs, newest first."""
     with session.client() as client:
         room_id = None if room is None else find_room(client, room)["id"]
-        page = client.page(
-            "/jobs",
-            params=set_fields(**wanted, room_id=room_id),
-            limit=limit,
-            cursor=cursor,
-            whole=whole,
-        )
+        page = client.page("/jobs", params=set_fields(**wanted, room_id=room_id), **paging)
     columns = {
         "id": "id",
         "kind": "kind",

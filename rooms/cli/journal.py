@@ -15,7 +15,7 @@ import click
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.options import find_organisation, paging_options, set_fields
+from rooms.cli.options import Paging, find_organisation, paging_options, set_fields
 from rooms.cli.output import write_whole
 from rooms.domain.ids import is_id
 from rooms.domain.journal import (
@@ -81,9 +81,7 @@ def list_entries(
     *,
     object_path: str | None,
     organisation: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    paging: Paging,
     **filters: str | None,
 ) -> None:
     """List changes of the configuration and refused attempts, newest first.
@@ -95,7 +93,7 @@ def list_entries(
             **set_fields(**filters, object=object_path),
             "organisation_id": _organisation_id(client, organisation),
         }
-        page = client.page("/journal", params=params, limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/journal", params=params, **paging)
     session.output().listing(page, _COLUMNS, empty="no such entry")
 
 

@@ -18,7 +18,7 @@ from rooms.cli.key_options import (
     name_option,
     scopes_option,
 )
-from rooms.cli.options import paging_options, patch_body, set_fields
+from rooms.cli.options import Paging, paging_options, patch_body, set_fields
 from rooms.domain.ids import is_id
 from rooms.domain.state_machine import Scope
 
@@ -113,9 +113,7 @@ def list_keys(
     organisation: str | None,
     name: str | None,
     prefix: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    paging: Paging,
 ) -> None:
     """List keys, newest first, with revoked ones. Last uses are rounded to the hour.
 
@@ -125,7 +123,7 @@ def list_keys(
     if _by_service(session, organisation):
         params = {"name": name, "prefix": shown_prefix}
         with session.client() as client:
-            page = client.page("/keys", params=params, limit=limit, cursor=cursor, whole=whole)
+            page = client.page("/keys", params=params, **paging)
     else:
         from rooms.cli import database
 

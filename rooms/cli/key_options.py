@@ -47,7 +47,6 @@ client_option = click.option(
     help="Without a text: for programs that a client certificate or a trusted proxy identifies as "
     "the organisation; with --application for that one only.",
 )
-keyscopes_option = scopes_option(required=True)
 
 
 def _checked(

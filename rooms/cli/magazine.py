@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from rooms.cli import progress
 from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.options import paging_options, path_segment
+from rooms.cli.job import follow_job, raise_if_failed
+from rooms.cli.options import Paging, paging_options, path_segment
 
 _COLUMNS = {"name": "name", "depth": "depth", "expected": "expected", "oldest": "oldest_at"}
 _SHARD_COLUMNS = (
@@ -33,10 +33,10 @@ def magazine() -> None:
 @magazine.command("list")
 @paging_options
 @pass_session
-def list_magazines(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+def list_magazines(session: CliSession, /, *, paging: Paging) -> None:
     """List the magazines, with their live entries and the number that PostgreSQL expects."""
     with session.client() as client:
-        page = client.page("/magazines", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/magazines", **paging)
     session.output().listing(page, _COLUMNS, empty="nothing was ever sidelined")
 
 
@@ -71,6 +71,6 @@ def sweep(session: CliSession, /, *, magazine: str, follow: bool) -> None:
         answer = client.call("POST", f"/magazines/{path_segment(magazine)}/sweep")
         job = client.call("GET", f"/jobs/{answer['job_id']}")
         if follow:
-            job = progress.follow_job(client, job, shown=not session.as_json)
+            job = follow_job(client, job, shown=not session.as_json)
     session.output().resource(job)
-    progress.raise_if_failed(job)
+    raise_if_failed(job)

@@ -10,6 +10,7 @@ import click
 from rooms.cli.context import CliSession, Command, Group, pass_session, renamed
 from rooms.cli.errors import ProblemError
 from rooms.cli.options import (
+    Paging,
     filter_options,
     find_message,
     find_room,
@@ -67,9 +68,7 @@ def messages(
     room: str,
     publisher: str | None,
     subscription: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    paging: Paging,
     **wanted: Any,
 ) -> None:
     """List the messages of a room that you may see, newest first."""
@@ -84,7 +83,7 @@ def messages(
             subscription_id=subscription,
             with_states="true",
         )
-        page = client.page(path, params=params, limit=limit, cursor=cursor, whole=whole)
+        page = client.page(path, params=params, **paging)
     session.output().listing(page, _MESSAGE_COLUMNS, empty="no messages")
 
 

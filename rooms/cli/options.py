@@ -7,8 +7,9 @@ organisation by id, name or member id.
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypedDict
 from urllib.parse import quote
 
 import click
@@ -115,8 +116,22 @@ def parse_event_types(
     return found or None
 
 
+class Paging(TypedDict):
+    """Hold which part of a list is wanted, as `ApiClient.page` takes it."""
+
+    limit: int
+    cursor: str | None
+    whole: bool
+
+
 def paging_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--limit`, `--cursor` and `--all` (as `limit`, `cursor`, `whole`)."""
+    """Add `--limit`, `--cursor` and `--all`, which the command gets as `paging`."""
+
+    @wraps(command)
+    def run(*given: Any, limit: int, cursor: str | None, whole: bool, **named: Any) -> Any:
+        return command(*given, paging=Paging(limit=limit, cursor=cursor, whole=whole), **named)
+
+    decorated: Callable[..., Any] = run
     for option in (
         click.option("--all", "whole", is_flag=True, help="All pages."),
         click.option("--cursor", help="Cursor from the previous page."),
@@ -128,8 +143,8 @@ def paging_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Items per page.",
         ),
     ):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -362,18 +377,14 @@ def list_of_subscription(
     columns: Mapping[str, str],
     *,
     empty: str,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    paging: Paging,
     **wanted: Any,
 ) -> None:
     """Show a list below a subscription; `wanted` are its filters, without those that are None."""
     with session.client() as client:
         found = find_subscription(client, subscription)
         path = f"/subscriptions/{found['id']}/{resource}"
-        page = client.page(
-            path, params=set_fields(**wanted), limit=limit, cursor=cursor, whole=whole
-        )
+        page = client.page(path, params=set_fields(**wanted), **paging)
     session.output().listing(page, columns, empty=empty)
 
 

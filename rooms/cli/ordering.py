@@ -1,11 +1,9 @@
 """Implement `rooms ordering`: list the ordering keys of a subscription, and unblock one."""
 
-from typing import Any
-
 import click
 
 from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.options import list_of_subscription, paging_options, post_action
+from rooms.cli.options import Paging, list_of_subscription, paging_options, post_action
 
 _COLUMNS = {
     "ordering key": "ordering_key",
@@ -29,7 +27,7 @@ def ordering() -> None:
 @click.option("--parked", is_flag=True, help="Only keys that a sidelined delivery blocks.")
 @paging_options
 @pass_session
-def keys(session: CliSession, /, *, subscription: str, parked: bool, **paging: Any) -> None:
+def keys(session: CliSession, /, *, subscription: str, parked: bool, paging: Paging) -> None:
     """List the ordering keys that have unfinished deliveries."""
     list_of_subscription(
         session,
@@ -40,7 +38,7 @@ def keys(session: CliSession, /, *, subscription: str, parked: bool, **paging: A
         if parked
         else "no ordering key has unfinished deliveries",
         parked="true" if parked else None,
-        **paging,
+        paging=paging,
     )
 
 

@@ -7,6 +7,7 @@ import click
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.key_options import client_option, key_fields, key_options, name_option, scopes_option
 from rooms.cli.options import (
+    Paging,
     confirm_or_abort,
     find_organisation,
     paging_options,
@@ -56,23 +57,12 @@ def create(
 @click.option("--member-id", help="Only the one of this member id.")
 @pass_session
 def list_organisations(
-    session: CliSession,
-    /,
-    *,
-    name: str | None,
-    member_id: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    session: CliSession, /, *, name: str | None, member_id: str | None, paging: Paging
 ) -> None:
     """List the organisations of the installation, newest first."""
     with session.client() as client:
         page = client.page(
-            "/organisations",
-            params={"name": name, "member_id": member_id},
-            limit=limit,
-            cursor=cursor,
-            whole=whole,
+            "/organisations", params={"name": name, "member_id": member_id}, **paging
         )
     session.output().listing(page, _COLUMNS, empty="no such organisation")
 

@@ -30,7 +30,7 @@ def _read_surroundings(session: CliSession, ids: Collection[str]) -> "Surroundin
     from delivery.analytics.report.live import Names
     from delivery.analytics.report.page import Surroundings
     from rooms.db.connection import open_engine, transaction
-    from rooms.db.queries.names import subscription_names
+    from rooms.db.queries.analytics import subscription_names
     from rooms.db.usage.read import largest_usage
     from rooms.errors import RoomsError
 

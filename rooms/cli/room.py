@@ -8,6 +8,7 @@ import click
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.options import (
     CLEARABLE_THROTTLE,
+    Paging,
     confirm_or_abort,
     find_room,
     paging_options,
@@ -150,19 +151,12 @@ def create(session: CliSession, /, *, name: str, **fields: Any) -> None:
 @paging_options
 @pass_session
 def list_rooms(
-    session: CliSession,
-    /,
-    *,
-    shared: bool,
-    contains: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    session: CliSession, /, *, shared: bool, contains: str | None, paging: Paging
 ) -> None:
     """List the rooms of your organisation, or with --shared those of others."""
     params = {"shared": "true" if shared else None, "contains": contains}
     with session.client() as client:
-        page = client.page("/rooms", params=params, limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/rooms", params=params, **paging)
     session.output().listing(page, _COLUMNS, empty="no rooms yet: `rooms room create NAME`")
 
 

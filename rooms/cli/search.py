@@ -4,6 +4,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.options import (
+    Paging,
     find_subscription,
     list_of_subscription,
     paging_options,
@@ -60,16 +61,7 @@ def search(session: CliSession, /, *, text: str) -> None:
 @click.option("--leased", is_flag=True, help="What consumers have, instead of what waits.")
 @paging_options
 @pass_session
-def browse(
-    session: CliSession,
-    /,
-    *,
-    subscription: str,
-    leased: bool,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
-) -> None:
+def browse(session: CliSession, /, *, subscription: str, leased: bool, paging: Paging) -> None:
     """Show what waits in the queue of SUBSCRIPTION (PULL), and take nothing."""
     list_of_subscription(
         session,
@@ -77,9 +69,7 @@ def browse(
         "queue",
         _QUEUE_COLUMNS,
         empty="no consumer has a message" if leased else "nothing waits",
-        limit=limit,
-        cursor=cursor,
-        whole=whole,
+        paging=paging,
         **set_fields(state="leased" if leased else None),
     )
 

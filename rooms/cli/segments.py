@@ -9,7 +9,7 @@ from rooms.cli.analytics import require_arrow, translate_errors
 from rooms.cli.context import CliSession, Command, Group, pass_session
 from rooms.cli.errors import CliError
 from rooms.cli.incomplete import EXIT_INCOMPLETE, set_aside_documents
-from rooms.cli.progress import progress_counter
+from rooms.cli.job import progress_counter
 
 _SHOWN: Final = 20
 

@@ -1,17 +1,39 @@
-"""Implement `rooms sign-in` and `rooms session`: links to the console, and who uses it."""
+"""Implement `rooms whoami`, `rooms sign-in` and `rooms session`: the caller, and who signs in."""
 
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from rooms.cli.context import CliSession, Command, Group, pass_session
-from rooms.cli.options import find_subscription, paging_options, path_segment, set_fields
+from rooms.cli.options import Paging, find_subscription, paging_options, path_segment, set_fields
 from rooms.cli.user import user_name
 from rooms.domain.role import Role
 from rooms.domain.state_machine import Scope
 
 if TYPE_CHECKING:
     from rooms.cli.client import ApiClient
+
+
+@click.command(cls=Command)
+@pass_session
+def whoami(session: CliSession) -> None:
+    """Show the organisation of the key, and what the key may do."""
+    with session.client() as client:
+        found = client.call("GET", "/whoami")
+    out = session.output()
+    if out.as_json:
+        out.document(found)
+        return
+    organisation = found.pop("organisation")
+    shown = {
+        "organisation": organisation["name"],
+        "organisation_id": organisation["id"],
+        "member_id": organisation["member_id"],
+        "status": organisation["status"],
+        **found,
+    }
+    out.resource(shown)
+
 
 _COLUMNS: Final = {
     "name": "name",
@@ -138,10 +160,10 @@ def session_group() -> None:
 @session_group.command("list")
 @paging_options
 @pass_session
-def list_sessions(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+def list_sessions(session: CliSession, /, *, paging: Paging) -> None:
     """List the sessions of your organisation that have not ended."""
     with session.client() as client:
-        page = client.page("/sessions", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/sessions", **paging)
     session.output().listing(
         page, _COLUMNS, empty="no person is signed in: `rooms sign-in` prints a link"
     )
@@ -160,10 +182,10 @@ _PEOPLE_COLUMNS: Final = {
 @session_group.command("people")
 @paging_options
 @pass_session
-def list_people(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+def list_people(session: CliSession, /, *, paging: Paging) -> None:
     """List the people who have signed in, as long as the journal is kept."""
     with session.client() as client:
-        page = client.page("/people", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/people", **paging)
     session.output().listing(page, _PEOPLE_COLUMNS, empty="no person has signed in")
 
 

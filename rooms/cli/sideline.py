@@ -9,6 +9,7 @@ from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
 from rooms.cli.job import show_accepted_job
 from rooms.cli.options import (
+    Paging,
     confirm_or_abort,
     find_subscription,
     list_of_subscription,
@@ -128,10 +129,10 @@ def list_sidelined(session: CliSession, /, *, subscription: str, **wanted: Any) 
 @sideline.command("overview")
 @paging_options
 @pass_session
-def list_all(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+def list_all(session: CliSession, /, *, paging: Paging) -> None:
     """List the subscriptions whose sideline is not empty, with the newest error of each."""
     with session.client() as client:
-        page = client.page("/sidelines", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/sidelines", **paging)
     session.output().listing(page, _OVERVIEW_COLUMNS, empty="nothing is sidelined")
 
 

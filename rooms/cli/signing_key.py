@@ -10,7 +10,7 @@ import click
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.options import paging_options, path_segment
+from rooms.cli.options import Paging, paging_options, path_segment
 
 if TYPE_CHECKING:
     from rooms.evidence.keys import SigningKey
@@ -69,10 +69,10 @@ def register(session: CliSession, /, *, name: str, path: str) -> None:
 @signing_key.command("list")
 @paging_options
 @pass_session
-def list_keys(session: CliSession, /, *, limit: int, cursor: str | None, whole: bool) -> None:
+def list_keys(session: CliSession, /, *, paging: Paging) -> None:
     """List your organisation's public keys, with revoked ones."""
     with session.client() as client:
-        page = client.page("/signing-keys", limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/signing-keys", **paging)
     empty = "no signing keys: `rooms signing-key generate FILE`"
     session.output().listing(page, _COLUMNS, empty=empty)
 

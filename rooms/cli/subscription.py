@@ -13,6 +13,7 @@ from rooms.cli.filter import test as filter_test
 from rooms.cli.job import show_accepted_job
 from rooms.cli.options import (
     CLEARABLE_THROTTLE,
+    Paging,
     confirm_or_abort,
     find_room,
     find_subscription,
@@ -269,9 +270,7 @@ def list_subscriptions(
     contains: str | None,
     kind: str | None,
     of_others: bool,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    paging: Paging,
 ) -> None:
     """List the subscriptions of a room; without ROOM, those of your organisation in all rooms.
 
@@ -290,7 +289,7 @@ def list_subscriptions(
         path = "/subscriptions"
         if room is not None:
             path = f"/rooms/{find_room(client, room)['id']}/subscriptions"
-        page = client.page(path, params=params, limit=limit, cursor=cursor, whole=whole)
+        page = client.page(path, params=params, **paging)
     session.output().listing(
         page, _COLUMNS, empty="no subscriptions yet: `rooms subscription create ROOM NAME`"
     )

@@ -9,7 +9,7 @@ import click
 
 from rooms.cli.activity import last_hour
 from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.options import find_organisation, paging_options, set_fields
+from rooms.cli.options import Paging, find_organisation, paging_options, set_fields
 from rooms.cli.output import write_whole
 from rooms.domain.ids import is_id
 from rooms.domain.usage import UsageDimension, UsagePeriod
@@ -95,9 +95,7 @@ def list_usage(
     *,
     by: tuple[str, ...],
     organisation: str | None,
-    limit: int,
-    cursor: str | None,
-    whole: bool,
+    paging: Paging,
     **others: str | None,
 ) -> None:
     """List counts by time.
@@ -106,7 +104,7 @@ def list_usage(
     """
     with session.client() as client:
         params = _params(client, by, organisation, **others)
-        page = client.page("/usage", params=params, limit=limit, cursor=cursor, whole=whole)
+        page = client.page("/usage", params=params, **paging)
     names = [name for one in UsageDimension if one in by for name in _GROUPS[one]]
     columns = {name.replace("_", " "): name for name in ("start", *names, *_COUNTS, "closed")}
     session.output().listing(page, columns, empty="nothing was counted in this time")

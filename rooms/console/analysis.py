@@ -124,10 +124,9 @@ async def apply_advice(page: PageDep, subscription_id: FromPath[str]) -> Respons
 async def _runs(page: Page, error: ApiProblemError | None = None) -> Response[str]:
     return page.render(
         "analysis_runs.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         found=await page.api.get("/analysis/runs", limit=_RUNS_SHOWN),
         kind="runs",
-        problem=None if error is None else error.problem,
     )
 
 
@@ -170,13 +169,12 @@ async def _show_advice(
     wanted = best and advised_settings(best)
     return page.render(
         "analysis_advice_one.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         advice=advice,
         subscription=subscription,
         wanted=wanted,
         is_applied=wanted is not None
         and all(subscription[name] == value for name, value in wanted.items()),
-        problem=None if error is None else error.problem,
     )
 
 

@@ -246,3 +246,13 @@ def _text(value: Any) -> str:
 def segment(text: object) -> str:
     """Return one part of a path, percent-encoded: a slash in it stays in it."""
     return quote(str(text), safe="")
+
+
+def wrong_fields(error: ApiProblemError | None) -> dict[str, str]:
+    """Return the messages of a problem by field: those about a part of a field stand at it."""
+    found: dict[str, str] = {}
+    for name, message in (error.fields if error is not None else {}).items():
+        root = name.partition(".")[0].partition("[")[0]
+        text = message if root == name else f"{name}: {message}"
+        found[root] = f"{found[root]}; {text}" if root in found else text
+    return found

@@ -120,13 +120,12 @@ async def _list(
     )
     return page.render(
         "approvals.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         found=found,
         rooms=await names_of(page, "/rooms"),
         changes={one["id"]: list(_changes(one)) for one in found["items"]},
         about=about,
         reason=reason or "",
-        problem=None if error is None else error.problem,
     )
 
 

@@ -56,9 +56,8 @@ async def start_preview(page: PageDep) -> Response[Any]:
 async def _doctor(page: Page, error: ApiProblemError | None = None) -> Response[str]:
     return page.render(
         "doctor.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         found=await page.api.get("/doctor", limit=_SHOWN),
-        problem=None if error is None else error.problem,
     )
 
 
@@ -67,11 +66,9 @@ async def _retention(
 ) -> Response[str]:
     return page.render(
         "retention.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         found=await page.api.get("/retention-preview", limit=_SHOWN),
         values=values,
-        problem=None if error is None else error.problem,
-        wrong={} if error is None else error.fields,
     )
 
 

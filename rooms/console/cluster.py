@@ -58,11 +58,10 @@ async def _show(
     shards = await page.api.get("/cluster/buckets")
     return page.render(
         "cluster.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         cluster=cluster,
         shards=shards,
         values=values or {"count": shards["count"]},
-        wrong={} if error is None else error.fields,
         problem=problem,
     )
 

@@ -43,14 +43,13 @@ async def _show(
     steps, complete = await _steps(page, delivery)
     return page.render(
         "delivery.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         delivery=delivery,
         attempts=[step for step in steps if step["kind"] == "attempted"],
         steps=steps,
         complete=complete,
         step_kind=step_kind,
         can_resend=delivery["state"] in _RESENDABLE,
-        problem=None if error is None else error.problem,
     )
 
 

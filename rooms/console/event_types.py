@@ -7,7 +7,6 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.fields import wrong_fields
 from rooms.console.page import Form, Page, PageDep
 from rooms.console.rooms import PATH, ROOM, find_room
 
@@ -160,12 +159,10 @@ async def _list(
 ) -> Response[str]:
     return page.render(
         "event_types.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         room=room,
         found=await page.api.get(f"/rooms/{room['id']}/event-types", cursor=page.query("cursor")),
         values=values,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
         example=_EXAMPLE_SCHEMA,
     )
 
@@ -186,14 +183,12 @@ async def _show(
         one["text"] = "" if one["schema"] is None else page_json(one["schema"])
     return page.render(
         "event_type.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         room=room,
         name=name,
         found=found,
         typed_schema=None if values is None else values.get("schema", ""),
         wrong_version=version,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 

@@ -7,11 +7,11 @@ change that another person made meanwhile is kept, and the journal names what wa
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final
 
-from rooms.console.api_client import ApiProblemError
-from rooms.console.page import Form
+from rooms.console.page import Form, Page
 
 SHOWN: Final = "shown"
 """The hidden field that says what the other fields showed."""
@@ -104,16 +104,6 @@ def read_changes(fields: Sequence[Field], form: Form) -> dict[str, Any]:
     }
 
 
-def wrong_fields(error: ApiProblemError | None) -> dict[str, str]:
-    """Return the messages of a problem by field: those about a part of a field stand at it."""
-    found: dict[str, str] = {}
-    for name, message in (error.fields if error is not None else {}).items():
-        root = name.partition(".")[0].partition("[")[0]
-        text = message if root == name else f"{name}: {message}"
-        found[root] = f"{found[root]}; {text}" if root in found else text
-    return found
-
-
 def _parse_shown(text: str) -> dict[str, str]:
     try:
         found = json.loads(text or "{}")
@@ -191,3 +181,16 @@ def whole_number(text: str) -> int | str:
         return int(text)
     except ValueError:
         return text
+
+
+def typed_time(page: Page, text: str | None) -> str | None:
+    """Return a typed time for the API; what is none is passed on, and the API refuses it."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=page.format.zone)
+    return moment.isoformat()

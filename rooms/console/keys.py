@@ -140,28 +140,10 @@ def _as_typed(key: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def wrong_fields(error: ApiProblemError | None) -> dict[str, str]:
-    """Return the message of each wrong field; those of a list's items stand at the list."""
-    if error is None:
-        return {}
-    found: dict[str, str] = {}
-    for name, message in error.fields.items():
-        field, bracket, rest = name.partition("[")
-        found.setdefault(field, f"{bracket}{rest} {message}".strip())
-    return found
-
-
 def _new(
     page: Page, values: dict[str, str], chosen: list[str], error: ApiProblemError | None = None
 ) -> Response[str]:
-    return page.render(
-        "key_new.html",
-        http_status=200 if error is None else error.status,
-        values=values,
-        chosen=chosen,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
-    )
+    return page.render("key_new.html", refused=error, values=values, chosen=chosen)
 
 
 async def _show(
@@ -174,13 +156,11 @@ async def _show(
     found = await page.api.get(f"/keys/{segment(key_id)}")
     return page.render(
         "key.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         one=found,
         now=_now(page),
         values=values or _as_typed(found),
         chosen=chosen or found["scopes"],
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 

@@ -58,15 +58,13 @@ async def list_messages(page: PageDep, room_id: FromPath[str]) -> Response[str]:
         error = exc
     return page.render(
         "messages.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         room=room,
         found=found,
         state_options=_STATES,
         statuses=_status_names(page),
         filtered=is_filtered(page, FILTERS),
         more_filters=is_filtered(page, _MORE),
-        wrong={} if error is None else error.fields,
-        problem=None if error is None else error.problem,
     )
 
 
@@ -190,7 +188,7 @@ async def _show(
     states = message["states"]
     return page.render(
         "message.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         message=message,
         statuses=_status_names(page),
         room=room,
@@ -215,8 +213,6 @@ async def _show(
             if name in _RESTORABLE
         ],
         values=values or {},
-        wrong={} if error is None else error.fields,
-        problem=None if error is None else error.problem,
     )
 
 

@@ -27,7 +27,7 @@ from joserfc import jwt
 from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import ECKey, Key, KeySet, RSAKey
 
-from rooms.domain.group_roles import GroupRoles
+from rooms.domain.role import GroupRoles
 from rooms.domain.web_address import is_protected
 from rooms.safe_text import terminal_safe
 from rooms.token_buckets import TokenBuckets

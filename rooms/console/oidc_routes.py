@@ -26,9 +26,8 @@ from rooms.db.authentication import client_block
 from rooms.db.catalog.organisations import Member, find_organisation, resolve_organisation
 from rooms.db.connection import transaction
 from rooms.db.secrets import Cipher
-from rooms.domain.group_roles import roles_of
 from rooms.domain.ids import OrganisationId
-from rooms.domain.role import Role, scopes_of
+from rooms.domain.role import Role, roles_of, scopes_of
 from rooms.domain.sharing import OrganisationStatus
 from rooms.errors import ForbiddenError, RateLimitedError
 from rooms.settings import Settings

@@ -161,13 +161,7 @@ def _path(organisation_id: str) -> str:
 
 
 def _new(page: Page, values: dict[str, str], error: ApiProblemError | None = None) -> Response[str]:
-    return page.render(
-        "organisation_new.html",
-        http_status=200 if error is None else error.status,
-        values=values,
-        problem=None if error is None else error.problem,
-        wrong={} if error is None else error.fields,
-    )
+    return page.render("organisation_new.html", refused=error, values=values)
 
 
 async def _show(
@@ -198,14 +192,13 @@ async def _show(
         wrong[form] = error.fields
     return page.render(
         "organisation.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         one=found,
         quotas=quotas,
         values=values,
         wrong=wrong,
         open_form=form,
         chosen=chosen or ["admin"],
-        problem=None if error is None else error.problem,
         is_own=organisation_id == page.me.organisation_id,
     )
 

@@ -19,7 +19,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.fast_routes import App
 from rooms.api.sessions import PORTAL_PATH
 from rooms.console import charts
-from rooms.console.api_client import ApiClient, ApiProblemError, segment
+from rooms.console.api_client import ApiClient, ApiProblemError, segment, wrong_fields
 from rooms.console.assets import Asset
 from rooms.console.formatting import Formatter, find_zone, pretty_json, visible
 from rooms.console.session_cookie import (
@@ -187,9 +187,22 @@ class Page:
                 check_token(self.key, self._form.get("form_token", [""])[0])
         return Form(self._form)
 
-    def render(self, template: str, *, http_status: int = 200, **context: Any) -> Response[str]:
-        """Return a page, or its live part."""
-        values = {**self._common(), **context}
+    def render(
+        self,
+        template: str,
+        *,
+        refused: ApiProblemError | None = None,
+        http_status: int = 200,
+        **context: Any,
+    ) -> Response[str]:
+        """Return a page, or its live part; with what was `refused`: problem and wrong fields."""
+        values = {
+            **self._common(),
+            "problem": None if refused is None else refused.problem,
+            "wrong": wrong_fields(refused),
+            **context,
+        }
+        http_status = http_status if refused is None else refused.status
         found = self.parts.environment.get_template(template)
         if self.is_fragment:
             if "live" not in found.blocks:

@@ -7,8 +7,8 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.administration import PATH as ADMINISTRATION
-from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.keys import in_seconds, wrong_fields
+from rooms.console.api_client import ApiProblemError, segment, wrong_fields
+from rooms.console.keys import in_seconds
 from rooms.console.page import Page, PageDep
 from rooms.domain.role import SCOPES, Role
 
@@ -86,14 +86,13 @@ async def _list(
             wrong[shown] = wrong[field]
     return page.render(
         "people.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         found=await page.api.get("/sessions", cursor=page.query("cursor")),
         values=values,
         chosen=chosen,
         roles=[
             role.value for role in Role if all(page.me.may(scope.value) for scope in SCOPES[role])
         ],
-        problem=None if error is None else error.problem,
         wrong=wrong,
     )
 

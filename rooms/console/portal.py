@@ -24,8 +24,6 @@ from rooms.console import (
     subscription_credentials,
     subscription_deliveries,
     subscription_edit,
-    subscription_history,
-    subscription_ordering,
     subscriptions,
 )
 from rooms.console.conditions import condition_names, find_unwell
@@ -66,8 +64,9 @@ _SHARED: Final = (
     *subscription_deliveries.ROUTES,
     subscription_edit.edit_subscription,
     subscription_edit.change_subscription,
-    *subscription_history.ROUTES,
-    *subscription_ordering.ROUTES,
+    subscriptions.show_history,
+    subscriptions.list_keys,
+    subscriptions.skip_head,
     subscriptions.show_subscription,
 )
 """The pages and actions of the console that are those of the portal, too."""

@@ -9,10 +9,9 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError
 from rooms.console.event_types import field_problem, find_examples, page_json
-from rooms.console.fields import wrong_fields
+from rooms.console.fields import typed_time
 from rooms.console.page import Form, Page, PageDep
 from rooms.console.rooms import ROOM, find_room
-from rooms.console.times import typed_time
 
 _PUBLISH: Final = f"{ROOM}/publish"
 _NUMBERS: Final = ("version", "priority", "ttl_ms", "delay_ms")
@@ -120,15 +119,13 @@ async def _form(
         values["payload"] = page_json(examples[0])
     return page.render(
         "publish.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         room=room,
         values=values,
         types=types,
         schema=schema,
         examples=examples,
         checked=checked,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 

@@ -99,13 +99,12 @@ async def _show_queue(
         problem = problem or exc.problem
     return page.render(
         "handler_queue.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         queue=queue,
         main=main,
         side=side,
         failed=failed,
         values=values or {},
-        wrong={} if error is None else error.fields,
         problem=problem,
     )
 

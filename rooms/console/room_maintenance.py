@@ -5,11 +5,10 @@ from typing import Any, Final
 from litestar import Response, get, post
 from litestar.params import FromPath
 
-from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.fields import wrong_fields
+from rooms.console.api_client import ApiProblemError, segment, wrong_fields
+from rooms.console.fields import typed_time
 from rooms.console.page import Page, PageDep
 from rooms.console.rooms import PATH, ROOM, find_room
-from rooms.console.times import typed_time
 
 _MAINTENANCE: Final = f"{ROOM}/maintenance"
 DONE: Final = {
@@ -87,11 +86,10 @@ async def _show(
         wrong[confirm] = wrong["confirm"]
     return page.render(
         "room_maintenance.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         room=room,
         counts=await page.api.get(f"/rooms/{room['id']}/counts"),
         jobs=await page.optional("/jobs", room_id=room["id"], limit=10),
-        problem=None if error is None else error.problem,
         wrong=wrong,
     )
 

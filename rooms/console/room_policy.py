@@ -15,7 +15,6 @@ from rooms.console.fields import (
     shown_texts,
     to_texts,
     typed_texts,
-    wrong_fields,
 )
 from rooms.console.page import Page, PageDep
 from rooms.console.retry_schedule import read_schedule
@@ -69,12 +68,10 @@ def _form(
 ) -> Response[str]:
     return page.render(
         "room_policy.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         room=room,
         values=values,
         shown=shown,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
         events=[(event.value, event.value) for event in OperationalEvent],
         schedule=read_schedule(values),
         preview_room=None,

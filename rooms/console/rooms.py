@@ -1,4 +1,4 @@
-"""Show rooms and one room, and create one."""
+"""Show rooms, those that others made visible, and one room with its parts, and create one."""
 
 from typing import Any, Final
 
@@ -6,10 +6,10 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.conditions import condition_names
-from rooms.console.fields import wrong_fields
+from rooms.console.conditions import condition_names, find_unwell
 from rooms.console.page import HOME, Form, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
+from rooms.domain.state_machine import SubscriptionStatus
 
 PATH: Final = f"{HOME}/rooms"
 ROOM: Final = f"{PATH}/{{room_id:str}}"
@@ -18,6 +18,11 @@ _SUGGESTED: Final = {
     "delivery_delay_multiplier": "2",
     "delivery_attempts": "10",
 }
+_SHOWN: Final = 50
+_STATUSES: Final = tuple(
+    status.value for status in SubscriptionStatus if status is not SubscriptionStatus.DELETED
+)
+_DIRECTORY: Final = f"{HOME}/directory"
 _UNWELL: Final = 10
 DONE: Final = {"room-created": "The room is created."}
 
@@ -102,13 +107,67 @@ def _form(
 ) -> Response[str]:
     return page.render(
         "room_new.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         values=values,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
         schedule=read_schedule(values),
         preview_room=None,
     )
 
 
-ROUTES: Final = (list_rooms, new_room, create_room, show_room)
+@get(f"{ROOM}/tail")
+async def show_tail(page: PageDep, room_id: FromPath[str]) -> Response[str]:
+    """Show the newest messages, of one event type or application if the address names one."""
+    room = await find_room(page, room_id)
+    found = await page.api.get(
+        f"/rooms/{room['id']}/messages",
+        limit=_SHOWN,
+        event_type=page.query("event_type"),
+        state=page.query("state"),
+    )
+    return page.render("room_tail.html", room=room, found=found)
+
+
+@get(f"{ROOM}/subscriptions")
+async def list_room_subscriptions(page: PageDep, room_id: FromPath[str]) -> Response[str]:
+    """List the subscriptions of a room: to its owner those of others, too."""
+    room = await find_room(page, room_id)
+    found = await page.api.get(
+        f"/rooms/{room['id']}/subscriptions",
+        cursor=page.query("cursor"),
+        status=page.query("status"),
+        type=page.query("type"),
+        contains=page.query("contains"),
+    )
+    return page.render(
+        "room_subscriptions.html",
+        room=room,
+        found=found,
+        health=await find_unwell(page, found["items"]),
+        conditions=condition_names(page),
+        statuses=_STATUSES,
+    )
+
+
+@get(_DIRECTORY)
+async def show_directory(page: PageDep) -> Response[str]:
+    """List rooms of others with their event types, and how to subscribe to them."""
+    found = await page.api.get(
+        "/directory",
+        cursor=page.query("cursor"),
+        limit=20,
+        name=page.query("name"),
+        owner=page.query("owner"),
+        event_type=page.query("event_type"),
+    )
+    return page.render("directory.html", found=found)
+
+
+ROUTES: Final = (
+    list_rooms,
+    new_room,
+    create_room,
+    show_room,
+    show_tail,
+    list_room_subscriptions,
+    show_directory,
+)

@@ -39,13 +39,7 @@ async def search(page: PageDep) -> Response[Any]:
     results = [(address_of(one), one) for one in found]
     if len(results) == 1 and found[0]["field"] == _BY_ID:
         return page.redirect(results[0][0])
-    return page.render(
-        "search.html",
-        http_status=200 if error is None else error.status,
-        wanted=wanted,
-        results=results,
-        problem=None if error is None else error.problem,
-    )
+    return page.render("search.html", refused=error, wanted=wanted, results=results)
 
 
 def address_of(found: dict[str, Any]) -> str:

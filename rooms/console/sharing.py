@@ -7,10 +7,9 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.fields import wrong_fields
+from rooms.console.fields import typed_time
 from rooms.console.page import Form, Page, PageDep
 from rooms.console.rooms import PATH, ROOM, find_room
-from rooms.console.times import typed_time
 
 _GRANTS: Final = f"{ROOM}/sharing"
 DONE: Final = {"grant-created": "The grant is made.", "grant-revoked": "The grant is revoked."}
@@ -70,15 +69,7 @@ async def _list(
     for one in found["items"]:
         until = one["until"] and datetime.fromisoformat(one["until"])
         one["is_over"] = bool(until and until <= page.format.now)
-    return page.render(
-        "sharing.html",
-        http_status=200 if error is None else error.status,
-        room=room,
-        found=found,
-        values=values,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
-    )
+    return page.render("sharing.html", refused=error, room=room, found=found, values=values)
 
 
 ROUTES: Final = (list_grants, create_grant, revoke_grant)

@@ -63,7 +63,7 @@ async def show_sideline(page: PageDep, subscription_id: FromPath[str]) -> Respon
             error = exc
     return page.render(
         "sideline_of.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         subscription=subscription,
         found=found,
         counts=await page.optional(f"{path}/counts"),
@@ -74,7 +74,6 @@ async def show_sideline(page: PageDep, subscription_id: FromPath[str]) -> Respon
         selection=_chosen_query(page),
         values={"interval_s": _HOUR_S, **_SUGGESTED},
         wrong={},
-        problem=None if error is None else error.problem,
     )
 
 
@@ -190,13 +189,12 @@ async def _show_preview(
         problem = problem or exc.problem
     return page.render(
         f"sideline_{what}.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         subscription=subscription,
         preview=preview,
         chosen=_chosen(page),
         selection=_chosen_query(page),
         values=values,
-        wrong={} if error is None else error.fields,
         problem=problem,
     )
 

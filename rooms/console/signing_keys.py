@@ -8,7 +8,6 @@ from litestar.params import FromPath
 
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.keys import wrong_fields
 from rooms.console.page import Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/signing-keys"
@@ -57,14 +56,7 @@ async def _list(
     page: Page, values: dict[str, str] | None = None, error: ApiProblemError | None = None
 ) -> Response[str]:
     found = await page.api.get("/signing-keys", cursor=page.query("cursor"))
-    return page.render(
-        "signing_keys.html",
-        http_status=200 if error is None else error.status,
-        found=found,
-        values=values or {},
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
-    )
+    return page.render("signing_keys.html", refused=error, found=found, values=values or {})
 
 
 ROUTES: Final = (list_signing_keys, register_signing_key, revoke_signing_key)

@@ -7,7 +7,7 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.event_types import parse_json
-from rooms.console.fields import Field, Kind, read_fields, wrong_fields
+from rooms.console.fields import Field, Kind, read_fields
 from rooms.console.page import Page, PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
 
@@ -123,13 +123,11 @@ async def _show_test(
     """`answer`: of the webhook; `result`: of the filter's test."""
     return page.render(
         "subscription_test.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         subscription=subscription,
         values=values or {"payload": "{}", "filter": subscription["filter"] or ""},
         answer=answer,
         result=result,
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 

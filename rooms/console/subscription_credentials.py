@@ -6,7 +6,6 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError
-from rooms.console.fields import wrong_fields
 from rooms.console.page import Page, PageDep
 from rooms.console.subscriptions import SUBSCRIPTION, find_subscription
 
@@ -60,13 +59,11 @@ def _show(
 ) -> Response[str]:
     return page.render(
         "subscription_credentials.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         subscription=subscription,
         rotated=rotated,
         login=login,
         values=values or {"overlap_s": "86400"},
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 

@@ -6,9 +6,9 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import segment
+from rooms.console.fields import typed_time
 from rooms.console.page import PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
-from rooms.console.times import typed_time
 from rooms.domain.state_machine import LogKind, State
 
 _DELIVERIES: Final = f"{SUBSCRIPTION}/deliveries"

@@ -16,13 +16,12 @@ from rooms.console.fields import (
     shown_texts,
     to_texts,
     typed_texts,
-    wrong_fields,
+    typed_time,
 )
 from rooms.console.page import Page, PageDep
 from rooms.console.retry_schedule import read_schedule
 from rooms.console.rooms import ROOM, find_room
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
-from rooms.console.times import typed_time
 
 _COMMON: Final = (
     Field("name"),
@@ -123,14 +122,12 @@ def _new_form(
 ) -> Response[str]:
     return page.render(
         "subscription_new.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         room=room,
         kind=kind,
         values=values,
         schedule=read_schedule(values, room),
         preview_room=room["id"],
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 
@@ -144,15 +141,13 @@ async def _edit_form(
     room = subscription["room"]
     return page.render(
         "subscription_edit.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         subscription=subscription,
         kind=subscription["type"],
         values=values,
         shown=shown,
         schedule=read_schedule(values, room),
         preview_room=None if room is None else room["id"],
-        problem=None if error is None else error.problem,
-        wrong=wrong_fields(error),
     )
 
 

@@ -5,12 +5,11 @@ from typing import Any, Final
 from litestar import Response, get, post
 from litestar.params import FromPath
 
-from rooms.console.api_client import ApiProblemError
+from rooms.console.api_client import ApiProblemError, wrong_fields
 from rooms.console.event_types import check_typed
-from rooms.console.fields import wrong_fields
+from rooms.console.fields import typed_time
 from rooms.console.page import Form, Page, PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
-from rooms.console.times import typed_time
 
 _REPLAY: Final = f"{SUBSCRIPTION}/replay"
 _COUNTED: Final = 200
@@ -142,13 +141,12 @@ async def _show(
         wrong[confirm] = wrong["confirm"]
     return page.render(
         "subscription_replay.html",
-        http_status=200 if error is None else error.status,
+        refused=error,
         subscription=subscription,
         counts=await page.api.get(f"/subscriptions/{subscription['id']}/counts"),
         jobs=await page.optional("/jobs", room_id=subscription["room_id"], limit=10),
         values=values or {},
         counted=counted,
-        problem=None if error is None else error.problem,
         wrong=wrong,
     )
 

@@ -1,8 +1,8 @@
-"""List subscriptions, and show one: how it is, its lane and its newest deliveries."""
+"""List subscriptions, and show one: how it is, what changed it, and its ordering keys."""
 
 from typing import Any, Final
 
-from litestar import Response, get
+from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import segment
@@ -15,6 +15,8 @@ from rooms.domain.state_machine import ENDED_STATUSES
 
 PATH: Final = f"{HOME}/subscriptions"
 SUBSCRIPTION: Final = f"{PATH}/{{subscription_id:str}}"
+_ORDERING: Final = f"{SUBSCRIPTION}/ordering"
+DONE: Final = {"head-skipped": "The key goes on; its former head stays sidelined."}
 _LATEST: Final = 200
 _SHOWN: Final = 10
 
@@ -104,4 +106,40 @@ async def find_subscription(page: Page, subscription_id: str) -> dict[str, Any]:
     return found
 
 
-ROUTES: Final = (list_subscriptions, show_subscription)
+@get(f"{SUBSCRIPTION}/history")
+async def show_history(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
+    """List every change of a subscription, newest first."""
+    subscription = await find_subscription(page, subscription_id)
+    found = await page.api.get(
+        f"/subscriptions/{subscription['id']}/history", cursor=page.query("cursor"), limit=20
+    )
+    return page.render("subscription_history.html", subscription=subscription, found=found)
+
+
+@get(_ORDERING)
+async def list_keys(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
+    """List the ordering keys that have deliveries, or only those that are parked."""
+    subscription = await find_subscription(page, subscription_id)
+    found = await page.api.get(
+        f"/subscriptions/{subscription['id']}/ordering-keys",
+        cursor=page.query("cursor"),
+        parked="true" if page.query("parked") else None,
+    )
+    return page.render("subscription_ordering.html", subscription=subscription, found=found)
+
+
+@post(f"{_ORDERING}/skip")
+async def skip_head(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
+    """Skip the sidelined head of a key."""
+    form = await page.form()
+    page.require("operate")
+    subscription = await find_subscription(page, subscription_id)
+    # As it is: a key may begin or end with spaces.
+    await page.api.post(
+        f"/subscriptions/{subscription['id']}/ordering-keys/skip",
+        {"ordering_key": form.raw("ordering_key")},
+    )
+    return page.redirect(f"{PATH}/{subscription['id']}/ordering", done="head-skipped")
+
+
+ROUTES: Final = (list_subscriptions, show_subscription, show_history, list_keys, skip_head)

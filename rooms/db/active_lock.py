@@ -8,7 +8,6 @@ two members of a cluster may. The statements themselves prevent that anything is
 
 import asyncio
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 import psycopg
@@ -50,12 +49,7 @@ class ActiveLock:
             raise StorageUnavailableError(str(exc)) from exc
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._connection is not None:
             with suppress(psycopg.OperationalError):
                 await self._connection.close()

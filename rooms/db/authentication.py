@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from types import TracebackType
 from typing import Final, Self
 
 from sqlalchemy import and_, or_, update
@@ -141,12 +140,7 @@ class ApiKeyAuthenticator:
         self._record_task = asyncio.create_task(self._record_use_forever())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._record_task is not None:
             self._record_task.cancel()
             with suppress(asyncio.CancelledError):

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
 from rooms.db.connection import transaction
-from rooms.db.row_inserts import rows_as_json
+from rooms.db.statement_parts import rows_as_json
 from rooms.db.tables.journal import journal, journal_heads
 from rooms.db.tables.organisations import organisations
 from rooms.domain.ids import OrganisationId

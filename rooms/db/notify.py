@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable
 from enum import StrEnum
-from types import TracebackType
 from typing import Final, Self
 
 import psycopg
@@ -91,12 +90,7 @@ class Notifier:
             self._tasks.append(asyncio.create_task(self._listen_loop()))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

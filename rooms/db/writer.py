@@ -12,7 +12,6 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import psycopg
@@ -143,12 +142,7 @@ class LogWriter:
             await self._open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:

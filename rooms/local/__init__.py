@@ -13,7 +13,7 @@
 | the machine | the next start removes stale pid files, sockets and shared memory |
 
 Artemis and ZooKeeper are servers beside PostgreSQL (`artemis.py`, `zookeeper.py`). `services.py`
-runs all three for `rooms full`; `test_server.py` runs one of them for a test.
+runs all three for `rooms full`.
 
 Folders under ROOMS_DATA: `postgres/` holds the database, `socket/` its socket, `run/` the lock and
 pid files, `log/` one file for each process.
@@ -29,16 +29,8 @@ from rooms.local.errors import (
     MissingError,
     StartError,
 )
-from rooms.local.postgres import EmbeddedPostgres, embedded_url, temporary_postgres
+from rooms.local.postgres import EmbeddedPostgres, embedded_url
 from rooms.local.supervisor import Started, Supervisor
-from rooms.local.test_server import (
-    TestServer,
-    make_artemis,
-    make_zookeeper,
-    run_server,
-    temporary_artemis,
-    temporary_zookeeper,
-)
 
 __all__ = [
     "Child",
@@ -52,13 +44,6 @@ __all__ = [
     "StartError",
     "Started",
     "Supervisor",
-    "TestServer",
     "embedded_url",
     "http_ready",
-    "make_artemis",
-    "make_zookeeper",
-    "run_server",
-    "temporary_artemis",
-    "temporary_postgres",
-    "temporary_zookeeper",
 ]

@@ -10,9 +10,8 @@ import signal
 import stat
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,7 @@ import psycopg
 from psycopg import sql
 
 from rooms.local import process_table, run_as
-from rooms.local.errors import InitialisationError, StartError
+from rooms.local.errors import InitialisationError
 from rooms.local.run_as import RunAs, launch_command
 
 POSTGRES_MAJOR = 18
@@ -38,9 +37,6 @@ _MAX_SOCKET_DIR_BYTES = 88
 _INITDB_TIMEOUT_S = 120
 DATABASE_NAME = "rooms"
 _CONNECT_TIMEOUT_S = 2
-_START_TIMEOUT_S = 60
-_STOP_TIMEOUT_S = 15
-_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,40 +344,3 @@ class EmbeddedPostgres:
             # Another process created it at the same moment.
             return True
         return True
-
-
-@contextmanager
-def temporary_postgres(data: Path, *, run_as: RunAs | None = None) -> Iterator[str]:
-    """Start PostgreSQL on the folder, yield the address of its database, and stop it.
-
-    Keeps the folder. Call it from the main thread: the server ends with the thread that started it.
-    `run_as` is chosen if it is not given. Raises StartError if the server does not answer within a
-    minute.
-    """
-    server = EmbeddedPostgres(data, run_as=run_as)
-    server.prepare()
-    log = data / "postgres.log"
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            server.command(),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            cwd="/",
-            env=server.environment,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not server.is_ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise StartError(f"PostgreSQL did not start:\n{log.read_text()}")
-            time.sleep(_POLL_S)
-        yield server.url
-    finally:
-        process.send_signal(server.stop_signal)
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(_STOP_TIMEOUT_S)

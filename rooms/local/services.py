@@ -8,6 +8,7 @@ import asyncio
 import re
 import secrets
 import shlex
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +17,19 @@ from urllib.parse import urlsplit
 
 from rooms.local.artemis import EmbeddedArtemis
 from rooms.local.child_process import Child
+from rooms.local.errors import StartError
 from rooms.local.java_server import JavaServer
 from rooms.local.maven import cache_dir
 from rooms.local.pidfile import lock_data_dir, write_private
 from rooms.local.postgres import EmbeddedPostgres, memory_bytes
-from rooms.local.test_server import free_port, is_free
 from rooms.local.zookeeper import EmbeddedZookeeper
 
 _STOMP_PORT: Final = 61613
 _ZOOKEEPER_PORT: Final = 2181
 _MIB: Final = 1024 * 1024
+# Below the range of Linux and others for outgoing connections.
+_FIRST_PORT, _PORT_COUNT = 10_240, 20_000
+_TRIES: Final = 100
 _START_TIMEOUT_S: Final = 300.0
 # Connects and disconnects of clients are not worth repeating.
 _WARNINGS: Final = re.compile(r"^\S+ \S+ (ERROR|FATAL)\b|OutOfMemoryError|[Dd]isk|^Error")
@@ -136,3 +140,28 @@ def _server_child(server: JavaServer) -> Child:
 def _choose_port(*preferred: int | None) -> int:
     """Return the first of these ports that is free, or any other free port."""
     return next((port for port in preferred if port and is_free(port)), None) or free_port()
+
+
+def free_port() -> int:
+    """Return a free port on loopback, outside the range of outgoing connections.
+
+    It must still be free when the server restarts.
+    """
+    for _ in range(_TRIES):
+        port = _FIRST_PORT + secrets.randbelow(_PORT_COUNT)
+        if is_free(port):
+            return port
+    raise StartError(
+        f"no port of {_FIRST_PORT} to {_FIRST_PORT + _PORT_COUNT - 1} is free on loopback"
+    )
+
+
+def is_free(port: int) -> bool:
+    """Return True if a server could listen on this port of loopback."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

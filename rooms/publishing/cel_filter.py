@@ -27,6 +27,7 @@ from rooms.publishing.cel_bounds import cost_ns, rejection_reason
 from rooms.publishing.cel_tree import Node, parse_checked
 
 LIST_MACROS: Final = ("all", "exists", "exists_one", "filter", "map")
+_FIELD: Final = "filter"
 _MAP_MACRO: Final = "map"
 _MIN_ARGUMENTS: Final = 2
 _TOKEN: Final = re.compile(
@@ -121,36 +122,34 @@ class FilterResult:
 class MessageFilter:
     """Evaluate one compiled filter."""
 
-    def __init__(
-        self, expression: str, *, at: str = "filter", clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, expression: str, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Compile a filter. `clock_s` times its loops.
 
-        InvalidError (naming `at`): it is too long, does not compile, cannot be bounded, or does not
+        InvalidError: it is too long, does not compile, cannot be bounded, or does not
         return true or false.
         """
         self._clock_s = clock_s
         if len(expression) > MAX_EXPRESSION:
             raise InvalidError(
-                FieldProblem(at, f"an expression has at most {MAX_EXPRESSION} characters")
+                FieldProblem(_FIELD, f"an expression has at most {MAX_EXPRESSION} characters")
             )
         if "\x00" in expression:
-            raise InvalidError(FieldProblem(at, "contains the character U+0000"))
+            raise InvalidError(FieldProblem(_FIELD, "contains the character U+0000"))
         try:
             self._program = _cel.compile(expression)
         except (RuntimeError, ValueError) as exc:
-            raise InvalidError(FieldProblem(at, _compile_error_text(str(exc)))) from exc
+            raise InvalidError(FieldProblem(_FIELD, _compile_error_text(str(exc)))) from exc
         if not any(self._program.return_type() == kind for kind in _RESULT_TYPES):
             kind = self._program.return_type().name()
             raise InvalidError(
-                FieldProblem(at, f"it returns {kind}; a filter returns true or false")
+                FieldProblem(_FIELD, f"it returns {kind}; a filter returns true or false")
             )
-        self._tree = _bounded_tree(self._program, at)
+        self._tree = _bounded_tree(self._program)
         self._costs: dict[int, float] = {}
         self.expression = expression
         self._deadline = 0.0
         if (in_time := with_time_limit(expression, f"{_TICK}()")) != expression:
-            self._program = self._compile_with_tick(in_time, at)
+            self._program = self._compile_with_tick(in_time)
 
     def evaluate(self, subject: FilterInput) -> FilterResult:
         """Return whether the message matches."""
@@ -176,7 +175,7 @@ class MessageFilter:
             cost = self._costs[magnitude] = cost_ns(self._tree, 1 << magnitude)
         return cost
 
-    def _compile_with_tick(self, expression: str, at: str) -> Any:
+    def _compile_with_tick(self, expression: str) -> Any:
         overload = cel.Overload(_TICK, return_type=cel.Type.BOOL, parameters=[], impl=self._tick)
         try:
             return cel.NewEnv(
@@ -184,7 +183,9 @@ class MessageFilter:
             ).compile(expression)
         except (RuntimeError, ValueError) as exc:
             raise InvalidError(
-                FieldProblem(at, f"its loops cannot be bounded: {_compile_error_text(str(exc))}")
+                FieldProblem(
+                    _FIELD, f"its loops cannot be bounded: {_compile_error_text(str(exc))}"
+                )
             ) from exc
 
     def _tick(self) -> bool:
@@ -273,16 +274,16 @@ def _argument_spans(tokens: Sequence[_Token]) -> Iterator[tuple[int, int]]:
         depth += (token.text in {"(", "[", "{"}) - (token.text in {")", "]", "}"})
 
 
-def _bounded_tree(program: Any, at: str) -> Node:
+def _bounded_tree(program: Any) -> Node:
     try:
         tree = parse_checked(program.serialize())
         refused = rejection_reason(tree)
     except (RecursionError, RuntimeError, ValueError) as exc:
         raise InvalidError(
-            FieldProblem(at, f"its cost cannot be bounded: {_shortened(str(exc))}")
+            FieldProblem(_FIELD, f"its cost cannot be bounded: {_shortened(str(exc))}")
         ) from exc
     if refused is not None:
-        raise InvalidError(FieldProblem(at, refused))
+        raise InvalidError(FieldProblem(_FIELD, refused))
     return tree
 
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import TracebackType
 from typing import Final, Self
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -118,12 +117,7 @@ class QuotaKeeper:
         self._task = asyncio.create_task(self._sync_until_stopped())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         # A statement that is cancelled fails like one that PostgreSQL refuses, so it may end first.
         self._stop.set()
         if self._task is not None:

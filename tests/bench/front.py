@@ -38,9 +38,9 @@ from rooms.db.connection import open_engine, transaction
 from rooms.db.schema import migrate
 from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import Scope
-from rooms.local import temporary_postgres
 from rooms.publishing.publisher import Publisher
 from tests.conftest import administer, at
+from tests.support.local_servers import temporary_postgres
 from tests.support.publisher import House, make_id
 
 

@@ -17,12 +17,12 @@ from typing import Final
 from delivery.magazines import open_magazines
 from rooms.db.schema import migrate
 from rooms.domain.magazine import MAX_BATCH, Entry, MagazineName, Slot
-from rooms.local import temporary_postgres
 from rooms.ports import Magazine
 from rooms.settings import SCHEMES
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.support.aerospike_server import REASON, aerospike_address
+from tests.support.local_servers import temporary_postgres
 
 ENTRIES: Final = 100_000
 SINGLES: Final = 5_000

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import httpx
 
-from rooms.local import TestServer
 from tests.bench.processes import Memory, Process, cpu_s, grouped, memory, reset_peaks, under
+from tests.support.local_servers import TestServer
 
 ROOT: Final = Path(__file__).parents[2]
 PARTS: Final = ("api", "worker", "upkeep", "supervisor", "postgres")

@@ -37,11 +37,11 @@ from rooms.db.sideline.shovel import ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.magazine import MAX_BATCH
-from rooms.local import temporary_postgres
 from tests.bench.figures import MIB, Run
 from tests.bench.plan import Lines, Plan
 from tests.support.aerospike_server import aerospike_address
 from tests.support.installation import Installation, installed
+from tests.support.local_servers import temporary_postgres
 from tests.support.polling import until
 from tests.support.room import EVENT_TYPE, Place
 from tests.support.service import running

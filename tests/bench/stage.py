@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rooms.domain.state_machine import State
-from rooms.local import make_artemis
-from rooms.local import run_server as own_running
 from tests.bench import processes
 from tests.bench.figures import Run
 from tests.bench.load import Loading, loading
@@ -19,6 +17,8 @@ from tests.bench.profiles import profiling
 from tests.bench.ratio import Bare, measured
 from tests.bench.service import ROOT, BenchError, Service, running
 from tests.bench.sink import Arrivals, Sink, sinking
+from tests.support.local_servers import make_artemis
+from tests.support.local_servers import run_server as own_running
 
 PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.05

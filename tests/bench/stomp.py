@@ -30,11 +30,11 @@ from rooms.backend_urls import parse_stomp_url
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
-from rooms.local.test_server import make_artemis, run_server
 from rooms.ports import Broker
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.processes import cpu_s
+from tests.support.local_servers import make_artemis, run_server
 
 _MESSAGES: Final = 10_000
 _ROUNDS: Final = 9

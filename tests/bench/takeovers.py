@@ -18,9 +18,9 @@ import httpx
 from rooms.cli.database import create_key
 from rooms.db.schema import migrate
 from rooms.domain.state_machine import Scope
-from rooms.local import temporary_postgres, temporary_zookeeper
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
+from tests.support.local_servers import temporary_postgres, temporary_zookeeper
 from tests.support.polling import until
 from tests.support.process_group import Crew, Process
 from tests.support.room import EVENT_TYPE, Place

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from rooms.local import EmbeddedPostgres, make_artemis, make_zookeeper, run_server
+from rooms.local import EmbeddedPostgres
 from rooms.local.postgres import DATABASE_NAME, POSTGRES_PORT, SUPERUSER, socket_dir
 from tests.chaos import preloads
 from tests.support import service as services
+from tests.support.local_servers import make_artemis, make_zookeeper, run_server
 from tests.support.polling import until
 from tests.support.service import PROCESSES, Service
 from tests.support.small_disk import CannotMountError, mounted

@@ -23,8 +23,6 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import BrokerUnavailableError
-from rooms.local import temporary_postgres
-from rooms.local.test_server import TestServer
 from rooms.ports import Broker
 from rooms.settings import SCHEMES
 from tests.support.broker_client import (
@@ -38,6 +36,7 @@ from tests.support.broker_client import (
     taking,
 )
 from tests.support.installation import Installation, ago, installed, now_ms, until
+from tests.support.local_servers import TestServer, temporary_postgres
 from tests.support.tcp_proxy import Proxy
 
 

@@ -17,7 +17,6 @@ from delivery.leadership import open_election
 from rooms.clock import SystemClock
 from rooms.db.schema import migrate
 from rooms.errors import ElectionUnavailableError, SettingsError
-from rooms.local import TestServer, temporary_postgres
 from rooms.ports import Membership
 from rooms.settings import SCHEMES
 from tests.support.election_members import (
@@ -32,6 +31,7 @@ from tests.support.election_members import (
     quick,
     until,
 )
+from tests.support.local_servers import TestServer, temporary_postgres
 
 NAMES = ("one", "two", "three")
 calm = pytest.mark.parametrize("stage", [pytest.param(CALM_S, id="")], indirect=True)

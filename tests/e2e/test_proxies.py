@@ -17,7 +17,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.conftest import in_memory
 from tests.support.certificates import Authority
 from tests.support.client_certificates import (

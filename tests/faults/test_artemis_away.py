@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rooms.local import FetchError, MissingError, TestServer, make_artemis, run_server
+from rooms.local import FetchError, MissingError
 from rooms.local.artemis import EmbeddedArtemis
 from tests.conftest import in_memory
+from tests.support.local_servers import TestServer, make_artemis, run_server
 from tests.support.polling import until
 from tests.support.room import Place
 from tests.support.servers import unavailable

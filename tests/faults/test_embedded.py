@@ -19,10 +19,10 @@ from rooms.local import (
     postgres,
     process_table,
     run_as,
-    temporary_postgres,
 )
 from rooms.local.run_as import RunAs, RunAsMethod
 from tests.faults.supervisor_stage import PATIENCE_S, Stage, line_of, staged, until
+from tests.support.local_servers import temporary_postgres
 
 linux_only = pytest.mark.skipif(
     sys.platform != "linux", reason="needs /proc and the kernel's death signal"

@@ -16,8 +16,7 @@ from kazoo.client import KazooClient
 
 from rooms.local import FetchError, MissingError, process_table
 from rooms.local.pidfile import lock_owner
-from rooms.local.services import LocalServices
-from rooms.local.test_server import free_port
+from rooms.local.services import LocalServices, free_port
 from tests.support.polling import until
 from tests.support.raw_stomp import Talk, make_queue
 from tests.support.servers import unavailable

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rooms.domain.handler_queue import QueueSettings, ShovelSettings
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.support.handler_queues import NAME, Desk, all_of, desk, messages
 from tests.support.polling import PATIENCE_S, until
 from tests.support.service import ROOT, environment_of

@@ -14,8 +14,8 @@ import pytest
 
 from delivery.brokers import open_broker
 from rooms.domain.work_location import BrokerMode
-from rooms.local import TestServer
 from tests.support.installation import Installation, until
+from tests.support.local_servers import TestServer
 from tests.support.push_worker import ScriptedSender, answered, working
 from tests.support.relay import RELAYED, relaying
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from delivery.push import outcome_writer
-from rooms.local import TestServer
 from rooms.settings import read_settings
 from tests.support.load import Load, Uneven, loading
+from tests.support.local_servers import TestServer
 from tests.support.polling import until
 from tests.support.room import Place
 from tests.support.service import EMBEDDED, FULL, PROCESSES, Service, running

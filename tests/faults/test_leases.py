@@ -15,7 +15,7 @@ import pytest
 
 from rooms.db.schema import migrate
 from rooms.errors import StorageUnavailableError
-from rooms.local import temporary_postgres
+from tests.support.local_servers import temporary_postgres
 from tests.support.pull_service import PATIENCE_S, Counter, open_counter, until
 
 HERE = Path(__file__).parent

@@ -19,9 +19,9 @@ from delivery.maintenance.cleanup import sync_broker_users
 from rooms.db.writer import LogWriter
 from rooms.domain.room import destination_name
 from rooms.domain.state_machine import State, SubscriptionType
-from rooms.local import TestServer
 from tests.support import polling
 from tests.support.installation import PATIENCE_S, installed, until
+from tests.support.local_servers import TestServer
 from tests.support.native_client import RefusedError, reader
 from tests.support.process_group import Crew
 from tests.support.relay import relaying, to_send

@@ -20,9 +20,9 @@ from rooms.clock import SystemClock
 from rooms.db.notify import Channel
 from rooms.domain.ids import SubscriptionId
 from rooms.errors import NotFoundError, TransientError
-from rooms.local import TestServer
 from rooms.metrics import Metrics
 from rooms.ports import Broker
+from tests.support.local_servers import TestServer
 from tests.support.pull_service import EVENT_TYPE, PATIENCE_S, Counter, open_counter, until
 
 HERE = Path(__file__).parent

@@ -20,11 +20,11 @@ from rooms.domain.ids import SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
 from rooms.domain.work_location import BrokerMode, WorkLocation
 from rooms.errors import BrokerUnavailableError
-from rooms.local import TestServer
 from rooms.ports import Broker
 from tests.faults.test_relay_artemis import client, received
 from tests.integration.delivery.maintenance.test_service import always, ask, job
 from tests.support.installation import Installation, ago, until
+from tests.support.local_servers import TestServer
 from tests.support.relay import RELAYED, places, relaying, until_sent
 
 PULL = SubscriptionType.PULL

@@ -19,10 +19,10 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.state_machine import State, SubscriptionStatus, SubscriptionType
 from rooms.domain.work_location import WorkLocation
-from rooms.local import TestServer
 from rooms.ports import Broker
 from tests.support.broker_client import holds, holds_for_good
 from tests.support.installation import Installation, until
+from tests.support.local_servers import TestServer
 from tests.support.relay import names, places, relaying, to_send, until_sent
 
 PULL = SubscriptionType.PULL

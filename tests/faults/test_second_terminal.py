@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rooms.local import TestServer
 from tests.support.aerospike_server import AerospikeServer
+from tests.support.local_servers import TestServer
 from tests.support.polling import until
 from tests.support.room import Place
 from tests.support.service import START_S, Service, environment_of

@@ -20,7 +20,7 @@ from standardwebhooks.webhooks import Webhook
 from rooms.db.connection import psycopg_url
 from rooms.db.secrets import KEY_FILE, key_id, read_secret_keys
 from rooms.local.postgres import find_binaries
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.support.polling import until
 from tests.support.process_group import Crew, assembled
 from tests.support.room import Hook, Place

@@ -11,7 +11,7 @@ from rooms.cli.database import create_key
 from rooms.db.readiness import wait_for_postgres
 from rooms.domain.state_machine import Scope
 from rooms.errors import StorageUnavailableError
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.conftest import administer
 from tests.support.polling import until
 from tests.support.process_group import Crew

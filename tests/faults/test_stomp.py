@@ -25,11 +25,12 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import BrokerUnavailableError
-from rooms.local.test_server import TestServer, free_port, make_artemis, run_server
+from rooms.local.services import free_port
 from rooms.ports import Broker
 from tests.support.broker_client import COMES_BACK_S, deliveries, holds, taking
 from tests.support.certificates import Authority
 from tests.support.installation import PATIENCE_S, ago, now_ms, until
+from tests.support.local_servers import TestServer, make_artemis, run_server
 from tests.support.tcp_proxy import Proxy
 
 ROOM = RoomId(7)

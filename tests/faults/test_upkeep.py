@@ -28,8 +28,8 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import JobId, RoomId
 from rooms.domain.state_machine import State, SubscriptionType
 from rooms.errors import ElectionUnavailableError
-from rooms.local import TestServer, temporary_postgres
 from tests.support.installation import Installation, ago, installed, now_ms, until
+from tests.support.local_servers import TestServer, temporary_postgres
 from tests.support.old_messages import (
     DAY,
     GONE,

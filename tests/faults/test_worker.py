@@ -17,11 +17,11 @@ from rooms.db.notify import Channel
 from rooms.db.schema import migrate
 from rooms.domain.state_machine import Reason
 from rooms.domain.work_location import BrokerMode
-from rooms.local import temporary_postgres
 from rooms.ports import Consumer
 from tests.support.fake_broker import MemoryBroker
 from tests.support.in_process_relay import Carrier
 from tests.support.installation import Installation, installed, until
+from tests.support.local_servers import temporary_postgres
 from tests.support.push_worker import SHAPES, TIMED_OUT, ScriptedSender, answered, deliver, working
 
 DELIVERED = "SELECT count(*) FROM delivery_log WHERE kind = 'delivered'"

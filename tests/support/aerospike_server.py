@@ -21,7 +21,7 @@ from aerospike import exception
 from aerospike_helpers.operations import operations
 
 from delivery.magazines import aerospike_records
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.support.polling import until
 
 NAMESPACE: Final = "rooms"

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.support.markdown import Block, blocks
 from tests.support.polling import PATIENCE_S, until
 from tests.support.service import Service, environment_of

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from rooms.domain.delivery_task import DeliveryTask
@@ -62,12 +61,7 @@ class MemoryConsumer:
         self._broker.hand_out(queue)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self.end()
 
     def end(self) -> None:
@@ -177,12 +171,7 @@ class MemoryBroker:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         for queue in self.kept.values():
             for handle in queue.later:
                 handle.cancel()

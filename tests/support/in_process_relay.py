@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
@@ -52,17 +51,12 @@ class Carrier:
         self._task = asyncio.create_task(self._carry_for_ever())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await self._signals.__aexit__(kind, error, trace)
+        await self._signals.__aexit__(*exc)
 
     async def stop(self) -> None:
         """Carry nothing for now."""

@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from delivery.brokers import open_broker
 from delivery.maintenance.cleanup import sync_broker_users
-from delivery.maintenance.dead_letters import DeadLetterReader
+from delivery.maintenance.native_queues import DeadLetterReader
 from rooms.db.sideline.entries import SidelineEntries
 from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
 from rooms.db.writer import LogWriter

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.support.debian_programs import debian_program
 from tests.support.servers import unavailable
 from tests.support.service import ROOT

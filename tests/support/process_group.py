@@ -13,7 +13,7 @@ import httpx
 
 from rooms.cli.database import create_key
 from rooms.domain.state_machine import Scope
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.support import stall_guard
 from tests.support.api_client import Client
 from tests.support.polling import PATIENCE_S, until

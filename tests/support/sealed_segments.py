@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from delivery.analytics.runs.partitions import Partition, partitions_of
+from delivery.analytics.runs.manifest import Partition, partitions_of
 from delivery.analytics.sealing.check import check_segments
 from delivery.analytics.sealing.files import LocalFiles
 from delivery.analytics.sealing.layout import SEGMENT_COLUMNS, part_of

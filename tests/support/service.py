@@ -16,7 +16,7 @@ from typing import Final
 import httpx
 
 from rooms.local import process_table
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.support import stall_guard
 from tests.support.api_client import Client
 from tests.support.polling import until

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ssl
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 _PATIENCE_S: Final = 30.0
@@ -45,12 +44,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._server is not None:
             self._server.close()
         self._answers.set()

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import ceil, log2
 from typing import Any, Final
 
-from rooms.domain.activity import MINUTE_COUNTERS
-from rooms.domain.usage import COUNTERS
+from rooms.domain.usage import COUNTERS, MINUTE_COUNTERS
 
 Rows = Callable[[str], Awaitable[Sequence[Sequence[Any]]]]
 """Runs a statement and returns its rows."""

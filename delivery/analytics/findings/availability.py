@@ -175,11 +175,6 @@ class AvailabilityPaths:
     undeliverable: Ints
     """A row a path, a column a group of given-up deliveries."""
 
-    def rates_at(self, bins: npt.NDArray[Any]) -> Floats:
-        """Return the success rate of each path (first axis) at these bins."""
-        found: Floats = self.rates[:, self.timeline.blocks_at(bins)]
-        return found
-
 
 def sample_availability(
     timeline: Timeline,

@@ -4,6 +4,7 @@ Values of attributes are integers with a vocabulary each. The rows are sorted, s
 depend on the log only, and not on the order in which an engine returns its counts.
 """
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +14,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delivery.analytics.findings.networks import network_of
+_IPV4_PREFIX: Final = 24
+_IPV6_PREFIX: Final = 48
+_MIN_LABELS: Final = 3
+
+
+def network_of(host: str) -> str | None:
+    """Return the network of a target: /24 or /48 of an address, the parent domain of a name.
+
+    The log has the name of a webhook's host and not its address, so hosts with names are of one
+    network only if their names show it. Names with two labels have none.
+    """
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        labels = host.rstrip(".").split(".")
+        return ".".join(["*", *labels[1:]]) if len(labels) >= _MIN_LABELS else None
+    prefix = _IPV4_PREFIX if address.version == 4 else _IPV6_PREFIX  # noqa: PLR2004 - of IP
+    return str(ipaddress.ip_network((address, prefix), strict=False))
+
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
@@ -88,7 +107,7 @@ class AttemptCells:
     attributes: dict[str, Attribute]
 
     @classmethod
-    def from_arrow(cls, rows: pa.Table, *, bin_s: int = CELL_S, weight: int = 1) -> "AttemptCells":
+    def from_arrow(cls, rows: pa.Table, *, weight: int = 1) -> "AttemptCells":
         """Encode rows with sub_key, bin, first, attempts, sidelined, policy_version, LOGGED.
 
         A state of an earlier version lacks later attributes, which are null then.
@@ -128,7 +147,7 @@ class AttemptCells:
             attributes["event_type"], attributes["event_version"]
         )
         return cls(
-            bin_s=bin_s,
+            bin_s=CELL_S,
             weight=weight,
             keys=keys,
             failed=attributes["error_class"].codes >= 0,

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from delivery.analytics.findings import cofailure, incidents, root_cause
 from delivery.analytics.findings.cells import AttemptCells, Ints
-from delivery.analytics.findings.changes import ChangeLog
+from delivery.analytics.findings.root_cause import ChangeLog
 from delivery.analytics.findings.series import series_by_minute
 from delivery.analytics.sealing.layout import ColumnSpec
 

@@ -9,8 +9,8 @@ from typing import Final
 from delivery.analytics.findings.cells import CELL_S, LOGGED
 from delivery.analytics.findings.series import BIN_S
 from delivery.analytics.runs.conformance import CODES, FINAL_KINDS, STEP_STARTS
-from delivery.analytics.runs.measures import COUNTED, SERVICE
 from delivery.analytics.runs.outcomes import CREATION_KINDS, END_KINDS
+from delivery.analytics.runs.tables import COUNTED, SERVICE
 from rooms.domain.state_machine import LogKind
 
 ROLLUP_KEYS: Final = ("room_id", "sub_key", "type_key", "host_key")

@@ -18,8 +18,7 @@ from delivery.analytics.local.rows import SegmentRows
 from delivery.analytics.local.state import compact, write_query
 from delivery.analytics.runs.engine import CountedPartitions, OnStatus, Publication
 from delivery.analytics.runs.errors import LocalFailedError
-from delivery.analytics.runs.manifest import LOCAL, Manifest, state_folder
-from delivery.analytics.runs.partitions import Partition
+from delivery.analytics.runs.manifest import LOCAL, Manifest, Partition, state_folder
 from delivery.analytics.sealing.files import LocalFiles
 
 _MEMORY: Final = "1GB"

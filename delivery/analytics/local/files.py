@@ -3,7 +3,8 @@
 import shutil
 from pathlib import Path
 
-from delivery.analytics.runs.files import StoredFile, replace_file
+from delivery.analytics.runs.files import StoredFile
+from delivery.analytics.sealing.files import replace_file
 
 
 class LocalOutput:

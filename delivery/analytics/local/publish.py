@@ -11,10 +11,9 @@ from delivery.analytics.findings.cells import AttemptCells
 from delivery.analytics.local import queries
 from delivery.analytics.local.files import LocalOutput
 from delivery.analytics.local.state import make_views, quoted, write_query
-from delivery.analytics.runs.conformance import CODES, ILLEGAL, INITIAL, TRANSITIONS
+from delivery.analytics.runs.conformance import CODES, is_legal
 from delivery.analytics.runs.engine import OnStatus, Publication, run_folder
-from delivery.analytics.runs.names import checked_names
-from delivery.analytics.runs.small_tables import rows_of_table, small_file
+from delivery.analytics.runs.small_tables import checked_names, rows_of_table, small_file
 from delivery.analytics.runs.tables import TABLES_BY_NAME, TOTALS
 
 _TYPES: Final = {
@@ -132,7 +131,7 @@ class LocalPublisher:
             {
                 "codes": pa.array([codes for (codes,) in kinds], pa.list_(pa.uint8())),
                 "path": pa.array([_path(codes) for (codes,) in kinds], pa.string()),
-                "legal": pa.array([_is_legal(codes) for (codes,) in kinds], pa.bool_()),
+                "legal": pa.array([is_legal(codes) for (codes,) in kinds], pa.bool_()),
             }
         )
         self._connection.register("judged", judged)
@@ -199,10 +198,3 @@ class LocalPublisher:
 
 def _path(codes: Sequence[int]) -> str:
     return " ".join(_KIND_NAMES[code] for code in codes)
-
-
-def _is_legal(codes: Sequence[int]) -> bool:
-    state = INITIAL
-    for code in codes:
-        state = TRANSITIONS[state][code]
-    return state != ILLEGAL

@@ -10,8 +10,6 @@ from delivery.analytics.findings.advice import BY_ATTEMPT
 from delivery.analytics.findings.series import BIN_S
 from delivery.analytics.local.counting import ROLLUP_KEYS
 from delivery.analytics.runs.conformance import CODE_MASK, CODES
-from delivery.analytics.runs.journey_columns import MAXIMA, MINIMA, SUMS
-from delivery.analytics.runs.measures import COUNTS, MEASURES, SHARES
 from delivery.analytics.runs.outcomes import (
     AGED,
     ATTEMPT_US,
@@ -26,6 +24,7 @@ from delivery.analytics.runs.outcomes import (
     UNSERVED_US,
     UnreadHours,
 )
+from delivery.analytics.runs.tables import COUNTS, MAXIMA, MEASURES, MINIMA, SHARES, SUMS
 from rooms.domain.state_machine import LogKind
 
 _LAST: Final = f"(last_key & {CODE_MASK})"

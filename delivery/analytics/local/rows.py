@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from delivery.analytics.local.keys import text_key
 from delivery.analytics.runs.conformance import ATTEMPT_SHIFT, CODES, GENERATION_SHIFT, order_base
 from delivery.analytics.runs.errors import CollisionError, LocalFailedError
-from delivery.analytics.runs.partitions import Partition
+from delivery.analytics.runs.manifest import Partition
 from delivery.analytics.sealing.layout import LOG_VERSION, NEVER_NULL
 from delivery.analytics.sealing.manifest import SegmentManifest, WriterRange
 

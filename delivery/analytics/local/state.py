@@ -1,7 +1,6 @@
 """Read and write the partial results of partitions as Parquet, with DuckDB."""
 
 import os
-from collections.abc import Iterable
 from typing import Final
 
 import duckdb
@@ -51,14 +50,11 @@ def _path(files: LocalOutput, run: int, table: str) -> str:
 
 
 def compact(
-    connection: duckdb.DuckDBPyConnection,
-    files: LocalOutput,
-    manifest: Manifest,
-    tables: Iterable[str] = STATE_TABLES,
+    connection: duckdb.DuckDBPyConnection, files: LocalOutput, manifest: Manifest
 ) -> Manifest:
     """Merge the rows of all runs into the next one. Return the manifest, which the caller saves."""
     into = manifest.next_run
-    for table in tables:
+    for table in STATE_TABLES:
         query = _current(files, manifest, table)
         write_query(connection, query, files, f"{state_folder(into)}/{table}")
     return manifest.compacted(into)

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
-from delivery.analytics.findings.networks import network_of
+from delivery.analytics.findings.cells import network_of
 from delivery.analytics.results.reader import oldest_first
 from rooms.db.queries.analytics import AnalysisFinding, Owners
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of

@@ -18,8 +18,6 @@ from delivery.analytics.sealing.errors import ManifestError
 from delivery.analytics.sealing.manifest import MAX_BYTES, parse_manifest
 
 AUTO: Final = "auto"
-CHOICES: Final = (AUTO, LOCAL, SPARK)
-"""Values of `--engine`."""
 SMALL_ROWS: Final = 1_000_000
 """Rows of the log from which Spark analyses it."""
 

@@ -64,40 +64,37 @@ class AnalysisPipeline:
         export: bool = True,
         full: bool = False,
         accept_gone: bool = False,
-        progress: "OnProgress" = lambda _: None,
     ) -> RunResult:
         """Export new rows, analyse new segments, and load the findings.
 
         Raise ExportError, AnalysisError, BusyError, NotAnalysedError, StorageUnavailableError or
         StorageRefusedError.
         """
-        exported = self._export_log(progress) if export else None
+        exported = self._export_log() if export else None
         choice = self._choose(full=full)
         report = Analysis(self._engine(choice)).run(
             now=datetime.now(UTC), full=full, accept_gone=accept_gone
         )
         return self._load_results(exported, analysed=report is not None)
 
-    def follow(
-        self, *, every_s: float, export: bool = True, stale_s: float = STALE_S
-    ) -> Generator[RunResult]:
+    def follow(self, *, every_s: float, export: bool = True) -> Generator[RunResult]:
         """Yield rounds without end, one for each call; take one every `every_s` seconds.
 
         A small log is analysed in each round; with Spark the analysis runs as a streaming job.
-        Co-failures, incidents and advice are at most `stale_s` old, everything else as new as the
+        Co-failures, incidents and advice are at most STALE_S old, everything else as new as the
         segments. Raises as `run_once`.
         """
         while True:
-            exported = self._export_log(lambda _: None) if export else None
+            exported = self._export_log() if export else None
             choice = self._choose()
             if choice.engine == SPARK:
                 break
-            report = Analysis(self._engine(choice)).run(now=datetime.now(UTC), stale_s=stale_s)
+            report = Analysis(self._engine(choice)).run(now=datetime.now(UTC), stale_s=STALE_S)
             yield self._load_results(exported, analysed=report is not None)
-        yield from self._follow_by_spark(choice, every_s=every_s, export=export, stale_s=stale_s)
+        yield from self._follow_by_spark(choice, every_s=every_s, export=export)
 
     def _follow_by_spark(
-        self, choice: EngineChoice, *, every_s: float, export: bool, stale_s: float
+        self, choice: EngineChoice, *, every_s: float, export: bool
     ) -> Generator[RunResult]:
         analysis = Analysis(self._engine(choice))
         from delivery.analytics.spark.follow import follow_segments
@@ -108,7 +105,7 @@ class AnalysisPipeline:
 
         def work() -> None:
             with running:
-                report = analysis.run(now=datetime.now(UTC), stale_s=stale_s)
+                report = analysis.run(now=datetime.now(UTC), stale_s=STALE_S)
             if report is not None:
                 runs.append(report.run)
 
@@ -120,15 +117,15 @@ class AnalysisPipeline:
             every_s=every_s / _SCANS_PER_ROUND,
         ) as stream:
             while True:
-                exported = self._export_log(lambda _: None) if export else None
+                exported = self._export_log() if export else None
                 stream.catch_up()
                 # Findings become stale even without new segments.
                 work()
                 yield self._load_results(exported, analysed=bool(runs))
                 runs.clear()
 
-    def _export_log(self, progress: "OnProgress") -> "ExportReport":
-        exported = export_log(self._root_url, self._database_url, progress)
+    def _export_log(self) -> "ExportReport":
+        exported = export_log(self._root_url, self._database_url)
         self._on_status(f"exported {exported.rows} rows")
         return exported
 
@@ -178,7 +175,7 @@ def open_pipeline(
 ) -> Iterator[AnalysisPipeline]:
     """Open a pipeline. Spark starts when a run needs it, and ends with the pipeline.
 
-    `engine`: one of `engine_choice.CHOICES`. `log`: the file for what Spark logs; None: the
+    `engine`: AUTO, LOCAL or SPARK. `log`: the file for what Spark logs; None: the
     terminal.
     """
     with ExitStack() as open_sessions:

@@ -106,15 +106,13 @@ class AnalysisTables:
             for (part, reason), number in ordered[:_MAX_HOURS]
         ]
 
-    def rows(
-        self, table: str, columns: Sequence[str] | None = None, *, where: Any = None
-    ) -> list[Row]:
-        """Return the rows of a table; `where` is an Arrow expression over its columns."""
+    def rows(self, table: str, columns: Sequence[str] | None = None) -> list[Row]:
+        """Return the rows of a table."""
         tables = self._dataset(table)
         if tables is None:
             return []
         read: list[Row] = tables.to_table(
-            columns=None if columns is None else list(columns), filter=where
+            columns=None if columns is None else list(columns)
         ).to_pylist()
         return read
 

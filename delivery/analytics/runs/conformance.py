@@ -88,15 +88,6 @@ def kind_rank(kind: LogKind) -> int:
     return _RANKS.get(kind, 0)
 
 
-def order_key(kind: LogKind, generation: int, attempt: int) -> int:
-    """Return a number that sorts the rows of a delivery by causal order, independent of clocks.
-
-    (generation, attempt) never decreases, and a final kind comes last. The lowest five bits are the
-    kind's code. There is room for 2**30 generations of 2**24 attempts.
-    """
-    return order_base(kind) | (generation << GENERATION_SHIFT) | (attempt << ATTEMPT_SHIFT)
-
-
 ATTEMPT_SHIFT: Final = _CODE_BITS + _RANK_BITS
 GENERATION_SHIFT: Final = ATTEMPT_SHIFT + _ATTEMPT_BITS
 CODE_MASK: Final = (1 << _CODE_BITS) - 1
@@ -104,7 +95,12 @@ _FINAL: Final = 1 << (GENERATION_SHIFT + _GENERATION_BITS)
 
 
 def order_base(kind: LogKind) -> int:
-    """Return the part of the order key that depends only on the kind."""
+    """Return the part of the order key that depends only on the kind.
+
+    The key sorts the rows of a delivery by causal order, independent of clocks: (generation,
+    attempt) never decreases, and a final kind comes last. The lowest five bits are the kind's code.
+    There is room for 2**30 generations of 2**24 attempts.
+    """
     return (_FINAL if kind in FINAL_KINDS else 0) | (kind_rank(kind) << _CODE_BITS) | CODES[kind]
 
 
@@ -144,9 +140,9 @@ ILLEGAL: Final = 0
 INITIAL: Final = 1
 
 
-def is_legal(path: Iterable[LogKind]) -> bool:
-    """Return True if the transition table allows this sequence of kinds."""
+def is_legal(codes: Iterable[int]) -> bool:
+    """Return True if the transition table allows the kinds with these codes, in this order."""
     state = INITIAL
-    for kind in path:
-        state = TRANSITIONS[state][CODES[kind]]
+    for code in codes:
+        state = TRANSITIONS[state][code]
     return state != ILLEGAL

@@ -11,9 +11,8 @@ from datetime import datetime
 from typing import Protocol
 
 from delivery.analytics.runs.files import OutputFiles
-from delivery.analytics.runs.manifest import Manifest
+from delivery.analytics.runs.manifest import Manifest, Partition
 from delivery.analytics.runs.outcomes import UnreadHours
-from delivery.analytics.runs.partitions import Partition
 from delivery.analytics.sealing.files import SegmentFiles
 
 OnStatus = Callable[[str], None]

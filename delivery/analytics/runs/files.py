@@ -1,9 +1,6 @@
 """Read and write the files of the output, at one address."""
 
-import os
-import secrets
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 
@@ -48,14 +45,3 @@ class OutputFiles(Protocol):
     def folders(self, name: str) -> list[str]:
         """Return the names of the folders directly in `name`."""
         ...
-
-
-def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file that replaces an existing one when it is complete, also if this process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f"_{path.name}.{secrets.token_hex(4)}")
-    with hidden.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    hidden.replace(path)

@@ -3,9 +3,9 @@
     state/manifest.json              written last; a run that died before it left no state
     state/run=7/deliveries/*.parquet rows of the partitions that run 7 processed, with `part`
 
-A partition with changed files is processed again, and its rows of older runs are ignored. Nothing
-is rewritten in place, so no rename is needed. When there are many runs, their rows are compacted
-into one.
+A partition is an hour of sealed segments. One with changed files is processed again, and its rows
+of older runs are ignored. Nothing is rewritten in place, so no rename is needed. When there are
+many runs, their rows are compacted into one.
 
 Each engine has tables of its own, so the manifest names the engine. The other one starts over; it
 reads only which segments were counted, so that those which are gone are named.
@@ -13,17 +13,61 @@ reads only which segments were counted, so that those which are gone are named.
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from delivery.analytics.runs.conformance import TRANSITIONS, order_base
 from delivery.analytics.runs.errors import StateError
 from delivery.analytics.runs.files import OutputFiles
-from delivery.analytics.runs.partitions import Partition
-from delivery.analytics.sealing.check import KnownSegment
+from delivery.analytics.sealing.check import KnownSegment, SoundSegment
 from delivery.analytics.sealing.layout import SEGMENT_VERSION
+from delivery.analytics.sealing.manifest import SegmentManifest
 from rooms.domain.state_machine import LogKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """An hour of the log. `part` counts hours from 1970; `files`: its segments by path.
+
+    `manifests`: those of the segments that no earlier run has read.
+    """
+
+    part: int
+    root: str
+    files: Mapping[str, KnownSegment]
+    manifests: Mapping[str, SegmentManifest]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the addresses of its segments."""
+        return tuple(f"{self.root}/{path}" for path in sorted(self.files))
+
+    def without(self, paths: Collection[str]) -> "Partition":
+        """Return the partition without these segments."""
+        return Partition(
+            part=self.part,
+            root=self.root,
+            files={path: one for path, one in self.files.items() if path not in paths},
+            manifests={path: one for path, one in self.manifests.items() if path not in paths},
+        )
+
+
+def partitions_of(root: str, segments: Iterable[SoundSegment]) -> Mapping[int, Partition]:
+    """Return the partitions of these segments below an address."""
+    found: dict[int, list[SoundSegment]] = {}
+    for one in segments:
+        found.setdefault(one.part, []).append(one)
+    return {
+        part: Partition(
+            part=part,
+            root=root,
+            files={one.path: one.known for one in of_part},
+            manifests={one.path: one.manifest for one in of_part if one.manifest is not None},
+        )
+        for part, of_part in sorted(found.items())
+    }
+
 
 _MANIFEST: Final = "state/manifest.json"
 _LAYOUT: Final = 3

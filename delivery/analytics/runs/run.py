@@ -16,15 +16,16 @@ from delivery.analytics.runs.errors import NoSegmentsError
 from delivery.analytics.runs.manifest import (
     COMPACT_AFTER_RUNS,
     Manifest,
+    Partition,
     empty_manifest,
     load_known,
     load_manifest,
+    partitions_of,
     reserve_run,
     save_manifest,
     state_engine,
 )
 from delivery.analytics.runs.outcomes import UnreadHours
-from delivery.analytics.runs.partitions import Partition, partitions_of
 from delivery.analytics.runs.tables import FINDING_TABLES, TABLES_BY_NAME, schema_document
 from delivery.analytics.sealing.check import KnownSegment, check_segments
 from delivery.analytics.sealing.layout import part_of

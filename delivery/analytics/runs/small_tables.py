@@ -1,14 +1,28 @@
-"""Make the Parquet files of tables that fit into one process."""
+"""Make the Parquet files of tables that fit into one process, and check their names of keys."""
 
 import io
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from delivery.analytics.findings.results import arrow_type
+from delivery.analytics.runs.errors import CollisionError
 from delivery.analytics.runs.tables import TABLES_BY_NAME
+
+
+def checked_names(names: pa.Table) -> list[tuple[str, int, str]]:
+    """Return (what, key, name) of every name. Raise CollisionError if two names share a key."""
+    columns = names.to_pydict()
+    known = sorted(zip(columns["what"], columns["key"], columns["name"], strict=True))
+    for first, second in pairwise(known):
+        if first[:2] == second[:2]:
+            raise CollisionError(
+                f"two names of one {first[0]} have the same key: {first[2]}, {second[2]}"
+            )
+    return known
 
 
 def rows_of_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:

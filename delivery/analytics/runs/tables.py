@@ -14,9 +14,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from delivery.analytics.runs.measures import COUNTS, MEASURES, SHARES
 from delivery.analytics.runs.outcomes import OUTCOMES
 from delivery.analytics.sealing.layout import SEGMENT_VERSION, ColumnSpec
+from rooms.domain.state_machine import LogKind
+
+# What is counted and measured by hour and day.
+KEYS: Final = ("room_id", "subscription_id", "event_type", "target_host")
+COUNTED: Final = {
+    "published": (LogKind.PUBLISHED,),
+    "enqueued": (LogKind.ENQUEUED,),
+    "attempts": (LogKind.ATTEMPTED,),
+    "retries": (LogKind.RETRY_SCHEDULED,),
+    "delivered": (LogKind.DELIVERED,),
+    "leased": (LogKind.LEASED,),
+    "acked": (LogKind.PULL_ACKED,),
+    "came_back": (LogKind.NACKED, LogKind.LEASE_ENDED),
+    "held": (LogKind.HELD,),
+    "sidelined": (LogKind.SIDELINED,),
+    "shoveled": (LogKind.SHOVELED,),
+    "expired": (LogKind.EXPIRED,),
+    "cancelled": (LogKind.CANCELLED,),
+    "dropped": (LogKind.DROPPED,),
+    "purged": (LogKind.PURGED,),
+}
+SERVICE: Final = (LogKind.ATTEMPTED, LogKind.LEASED, LogKind.HANDED_OVER)
+COUNTS: Final = (*COUNTED, "failures", "unanswered")
+SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+MEASURES: Final = ("latency", "end_to_end")
+
+# Columns of partial journeys, by how those of one delivery merge.
+SUMS: Final = (
+    "events", "enqueued", "attempts", "successes", "retries", "retry_steps", "leases", "ends",
+    "finals", "backoff_ms", "latency_us",
+)  # fmt: skip
+MINIMA: Final = ("enqueued_us", "first_us", "first_attempt_us", "finished_us")
+MAXIMA: Final = (
+    "room_id", "message_hi", "message_lo", "sub_key", "type_key", "host_key", "event_version",
+    "last_us", "last_key", "due_us", "generation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

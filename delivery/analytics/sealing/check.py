@@ -63,10 +63,6 @@ class CheckedSegments:
     set_aside: tuple[SetAside, ...]
 
 
-class _NotReadError(Exception):
-    """The segment is being written, and its rows are not exported yet."""
-
-
 def check_segments(
     files: SegmentFiles,
     known: Mapping[str, KnownSegment],

@@ -118,13 +118,18 @@ class LocalFiles:
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file that appears, or replaces an existing one, only when complete."""
-        final = Path(self.root, path)
-        hidden = final.with_name(f"_{final.name}.{secrets.token_hex(4)}")
-        with hidden.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.replace(final)
+        replace_file(Path(self.root, path), content)
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file that replaces an existing one when it is complete, also if this process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f"_{path.name}.{secrets.token_hex(4)}")
+    with hidden.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.replace(path)
 
 
 def hash_stream(file: Any) -> str:

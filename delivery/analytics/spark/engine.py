@@ -10,12 +10,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.analytics.runs.engine import CountedPartitions, OnStatus, Publication
-from delivery.analytics.runs.manifest import SPARK, Manifest
-from delivery.analytics.runs.partitions import Partition
+from delivery.analytics.runs.manifest import SPARK, Manifest, Partition
 from delivery.analytics.spark import counts, journeys, reconciliation, rollups, segments
 from delivery.analytics.spark.publish_results import RunPublisher
-from delivery.analytics.spark.segment_files import open_segments
-from delivery.analytics.spark.segments import HadoopFiles
+from delivery.analytics.spark.segments import HadoopFiles, open_segments
 from delivery.analytics.spark.session import run_parallel, translate_spark_errors, tuned_for_size
 from delivery.analytics.spark.state import PartialResults, write_table
 

@@ -19,13 +19,13 @@ from delivery.analytics.runs.conformance import (
     STEP_STARTS,
     TRANSITIONS,
 )
-from delivery.analytics.runs.journey_columns import MAXIMA, MINIMA, SUMS
 from delivery.analytics.runs.outcomes import (
     CREATION_KINDS,
     END_KINDS,
     ORDINARY_KINDS,
     OUTCOME_BY_KIND,
 )
+from delivery.analytics.runs.tables import MAXIMA, MINIMA, SUMS
 from rooms.domain.state_machine import LogKind
 
 _IDS: Final = ("delivery_hi", "delivery_lo")

@@ -10,15 +10,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.analytics.findings import advice, results
 from delivery.analytics.runs.engine import OnStatus, Publication, run_folder
-from delivery.analytics.runs.names import checked_names
-from delivery.analytics.runs.small_tables import rows_of_table, small_file
+from delivery.analytics.runs.small_tables import checked_names, rows_of_table, small_file
 from delivery.analytics.runs.tables import TABLES_BY_NAME, TOTALS
 from delivery.analytics.sealing.layout import ddl
 from delivery.analytics.spark import (
     counts,
     journeys,
     reconciliation,
-    retry_advice,
     rollups,
     verdicts,
 )
@@ -162,10 +160,7 @@ class RunPublisher:
         self, cells: DataFrame, subscriptions: Mapping[int, str]
     ) -> advice.AdvisedSubscriptions:
         counted = (
-            retry_advice.attempt_success_rates(cells)
-            .where("sub_key is not null")
-            .toArrow()
-            .to_pylist()
+            counts.attempt_success_rates(cells).where("sub_key is not null").toArrow().to_pylist()
         )
         named = [{**row, "subscription_id": subscriptions[row["sub_key"]]} for row in counted]
         self._write_rows("hazards", named)
@@ -182,7 +177,7 @@ class RunPublisher:
         self._on_status("replaying retries")
         names = [subscriptions[one] for one in failing.by_number]
         some = whole.where(F.col("subscription_id").isin(names))
-        arrivals = retry_advice.arrival_counts(some).toArrow() if names else None
+        arrivals = counts.arrival_counts(some).toArrow() if names else None
         rows, fronts = advice.advice_rows(advice.advise_all(arrivals, failing), subscriptions)
         self._write_rows("advice", rows)
         self._write_rows("advice_front", fronts)

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.analytics.runs.conformance import CODES
-from delivery.analytics.runs.measures import COUNTED, COUNTS, KEYS, MEASURES, SERVICE, SHARES
+from delivery.analytics.runs.tables import COUNTED, COUNTS, KEYS, MEASURES, SERVICE, SHARES
 from delivery.analytics.spark.segments import text_key
 from rooms.domain.state_machine import LogKind
 

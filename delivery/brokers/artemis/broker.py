@@ -18,7 +18,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from itertools import takewhile
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from delivery.brokers.artemis.connection import BrokerConnection, ConnectionEndedError
@@ -102,12 +101,7 @@ class ArtemisBroker:
         self._is_open = True
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self._is_open = False
         async with self._open_lock:
             if self._send_connection is not None:

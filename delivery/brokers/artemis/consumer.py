@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
 from delivery.brokers.artemis.connection import BrokerConnection, ConnectionEndedError
@@ -132,12 +131,7 @@ class ArtemisConsumer:
             "consumer-window-size": str(window_bytes(self._credit)),
         }
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._connection is not None:
             await self._connection.disconnect()
 

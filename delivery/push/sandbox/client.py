@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from delivery.push.errors import AttemptCrashedError, ClaimExpiredError, SandboxUnavailableError
@@ -57,12 +56,7 @@ class SandboxClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await asyncio.gather(
             *(sandbox.close() for sandbox in (self._shared_sandbox, *self._single_sandboxes))
         )

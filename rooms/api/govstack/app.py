@@ -22,6 +22,7 @@ from rooms.api.govstack.management import members
 from rooms.api.govstack.management import publishers as member_publishers
 from rooms.api.govstack.management import rooms as member_rooms
 from rooms.api.govstack.management import subscriptions as member_subscriptions
+from rooms.api.govstack.management.delegation import provide_call
 from rooms.api.options import options_handlers
 from rooms.errors import RoomsError
 
@@ -91,6 +92,7 @@ def _router(prefix: str, routes: Sequence[HTTPRouteHandler], *, guards: list[Gua
             "principal": Provide(provide_principal),
             "change": Provide(provide_change),
             "address": Provide(provide_address),
+            "call": Provide(provide_call),
         },
         exception_handlers={RoomsError: handle_error, HTTPException: handle_refusal},
         include_in_schema=False,

@@ -14,6 +14,7 @@ from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
 from litestar.handlers import BaseRouteHandler
 from litestar.params import SkipValidation
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import Caller, ServicesDep
 from rooms.api.deps import ApiServices
@@ -21,7 +22,7 @@ from rooms.db.catalog.organisations import Member, find_members
 from rooms.db.catalog.rooms import find_addressed_room
 from rooms.db.connection import transaction
 from rooms.domain.govstack import MAX_CLIENT, ClientId
-from rooms.domain.ids import RoomId
+from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.names import NAME_CHARACTERS
 from rooms.domain.principal import Principal
 from rooms.domain.sharing import is_member_id
@@ -141,3 +142,15 @@ def _check_client(principal: Principal, caller: Member, client: ClientId) -> Non
             f"{CLIENT_HEADER} names the application {client.application}, and this key is only for "
             f"{principal.application}"
         )
+
+
+async def find_publisher(
+    connection: AsyncConnection, organisation: OrganisationId | None, application: str | None
+) -> ClientId | None:
+    """Return the client that published an event; None: it is not known, or has no member id."""
+    if organisation is None:
+        return None
+    member = (await find_members(connection, {organisation})).get(organisation)
+    if member is None or member.member_id is None:
+        return None
+    return ClientId(member_id=member.member_id, application=application)

@@ -14,8 +14,8 @@ from delivery.pull.leases import LeaseStatus
 from delivery.pull.requests import MAX_LEASE_MS, ack_id, parse_ack_id
 from rooms.api.deps import ApiServices
 from rooms.api.errors import AckIdStatus
+from rooms.api.govstack.callers import find_publisher
 from rooms.api.govstack.errors import NOT_THERE
-from rooms.api.govstack.publishers import find_publisher
 from rooms.db.connection import transaction
 from rooms.db.leases.current import (
     LeaseId,

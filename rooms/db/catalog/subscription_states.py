@@ -23,7 +23,7 @@ from rooms.db.catalog.subscriptions import (
     update_subscription,
 )
 from rooms.db.operational.outbox import add_event
-from rooms.db.row_inserts import insert_from_json, rows_as_json
+from rooms.db.statement_parts import insert_from_json, rows_as_json
 from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, first_id

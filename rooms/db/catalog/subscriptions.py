@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 from sqlalchemy.sql.dml import ReturningInsert
 
-from rooms.db.row_inserts import insert_from_json, rows_as_json
 from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
+from rooms.db.statement_parts import insert_from_json, rows_as_json
 from rooms.db.tables.rooms import rooms, subscriptions
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal

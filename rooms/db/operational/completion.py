@@ -65,9 +65,9 @@ TRACK_PUBLISHED: Final = f""", tracked AS (
 """A CTE of the publish statement, for a group with a room that asked for the event."""
 
 
-async def find_completed(writer: LogWriter, *, limit: int = BATCH) -> int:
+async def find_completed(writer: LogWriter) -> int:
     """Write the events of messages that are completed; return how many were looked at.
 
     Errors: those of `LogWriter.run`.
     """
-    return int((await writer.run(_COMPLETE, {"limit": limit}))[0][0])
+    return int((await writer.run(_COMPLETE, {"limit": BATCH}))[0][0])

@@ -288,10 +288,6 @@ SELECT CASE WHEN c.yes THEN ${count}::int8{held_count} ELSE 0 END, x.* FROM clea
 """  # noqa: S608 - constants of this package
 
 
-PLAIN_PUBLISH: Final = publish_statement(keyed=False, extended=False, relayed=False)
-"""The statement of every plain publish."""
-
-
 _NO_MESSAGE: Final = uuid_element(bytes(16))
 """For a key whose request published nothing, because all its messages had been published before
 under caller's ids.

@@ -3,16 +3,19 @@
 The tables are small: one row a finding, of one run at any time.
 """
 
+
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+
+# ruff: noqa: E501 - SQL statements keep their lines
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 import psycopg
-from sqlalchemy import any_, func, literal, select
+from sqlalchemy import any_, func, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.connection import psycopg_url
@@ -208,3 +211,28 @@ async def findings_page(
     if wanted.subscription is not None:
         statement = statement.where(any_(rows.subscriptions) == wanted.subscription)
     return [(row.number, row.body) for row in await connection.execute(statement)]
+
+
+_NAMES: Final = text("""
+SELECT s.id::text, s.name, r.name AS room, o.name AS organisation
+FROM subscriptions s JOIN rooms r ON r.id = s.room_id JOIN organisations o ON o.id = s.organisation_id
+WHERE s.id = ANY (CAST(:ids AS uuid[]))
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionName:
+    """The names of a subscription, of its room and of its organisation."""
+
+    id: str
+    name: str
+    room: str
+    organisation: str
+
+
+async def subscription_names(
+    connection: AsyncConnection, ids: Collection[str]
+) -> list[SubscriptionName]:
+    """Return the names of those that exist, of all organisations."""
+    rows = await connection.execute(_NAMES, {"ids": list(ids)})
+    return [SubscriptionName(**row) for row in rows.mappings()]

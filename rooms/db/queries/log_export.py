@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
@@ -168,12 +167,7 @@ class ExportConnection:
             self.system = self._value(SYSTEM_IDENTIFIER)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._connection is not None:
             self._connection.close()
 

@@ -223,14 +223,14 @@ class IntegrityCheck:
         return [_mismatch(row) for row in found], int(count), (RoomId(room), str(last))
 
     async def find_orphan_rows(
-        self, table: str, after: RowPosition, *, limit: int = BATCH
+        self, table: str, after: RowPosition
     ) -> tuple[list[tuple[RoomId, DeliveryId]], RowPosition | None]:
         """Return the next rows of one of WORK_TABLES that have no delivery.
 
         Also return where to continue (None: at the end).
         """
         rows = await self._writer.run(
-            _FIND_ORPHAN_ROWS_IN[table], {"room": after[0], "after": after[1], "limit": limit}
+            _FIND_ORPHAN_ROWS_IN[table], {"room": after[0], "after": after[1], "limit": BATCH}
         )
         found = [
             (RoomId(room), DeliveryId(identity)) for room, identity, owned in rows if not owned

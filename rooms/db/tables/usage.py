@@ -1,4 +1,4 @@
-"""Declare the tables of usage: counts by hour and minute, and how far the log is counted."""
+"""Declare the tables of usage and quotas: counts by time, and how far the log is counted."""
 
 from typing import Final
 
@@ -6,6 +6,7 @@ from sqlalchemy import (
     ARRAY,
     Boolean,
     Column,
+    Date,
     DateTime,
     Integer,
     PrimaryKeyConstraint,
@@ -15,14 +16,15 @@ from sqlalchemy import (
 
 from rooms.db.tables.columns import (
     big_column,
+    flag_column,
     id_column,
     metadata,
     room_column,
     text_column,
+    time_column,
     time_or_null,
 )
-from rooms.domain.activity import MINUTE_COUNTERS
-from rooms.domain.usage import COUNTERS
+from rooms.domain.usage import COUNTERS, MINUTE_COUNTERS
 
 usage_hours: Final = Table(
     "usage_hours",
@@ -75,3 +77,27 @@ usage_mark: Final = Table(
 """One row: rows of the log of transactions below `counted_xid` are counted; `complete_until`: no
 transaction that can still write an earlier time is open.
 """
+
+
+quota_days: Final = Table(
+    "quota_days",
+    metadata,
+    text_column("subject"),
+    Column("day", Date, nullable=False),
+    big_column("messages"),
+    big_column("bytes"),
+    Column("at", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("subject", "day"),
+)
+"""`subject`: `organisation:ID` or `room:ID`; days are those of UTC."""
+
+quota_stored: Final = Table(
+    "quota_stored",
+    metadata,
+    text_column("subject"),
+    big_column("messages"),
+    flag_column("is_full"),
+    time_column("at"),
+    PrimaryKeyConstraint("subject"),
+)
+"""Estimates of a task; `is_full`: publishing is refused."""

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
-from rooms.domain.activity import BUCKETS, KEPT_MINUTES, MINUTE_COUNTERS, MINUTES, MinuteCounts
+from rooms.domain.usage import BUCKETS, KEPT_MINUTES, MINUTE_COUNTERS, MINUTES, MinuteCounts
 
 INSTALLATION: Final = "00000000-0000-0000-0000-000000000000"
 """The subject of the counts of all subscriptions."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.conftest import in_memory
 from tests.e2e.console.world import SIDELINED, World, build_world
 from tests.support.certificates import Authority

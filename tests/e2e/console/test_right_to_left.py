@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from rooms.local.test_server import free_port
+from rooms.local.services import free_port
 from tests.e2e.console.test_pages import NARROW, WIDE
 from tests.e2e.console.world import World
 from tests.support.chromium import Watched

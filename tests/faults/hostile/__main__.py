@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 from rooms.db.schema import migrate
-from rooms.local import temporary_postgres
 from tests.conftest import administer, at
 from tests.faults.hostile.suite import attack, replay
 from tests.faults.hostile.suites import SUITES
+from tests.support.local_servers import temporary_postgres
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ def stall(running: str) -> Stall:
         COLLECTION,
         "asyncio.runners.Runner.run:118 > tests.support.webhook_sink.Sink.wait:150",
         "tests.faults.test_full.kill:90 > subprocess.Popen.wait:1264 > subprocess.Popen._wait:2040",
-        "tests.conftest.artemis_server:195 > rooms.local.test_server.Running.start:94",
+        "tests.conftest.artemis_server:195 > tests.support.local_servers.TestServer.start:85",
         "tests.support.publisher.House.run:54 > psycopg.connection.Connection.connect:109 > selectors.EpollSelector.select:468",
     ],
 )

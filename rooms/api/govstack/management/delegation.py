@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from litestar import get
+from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import SkipValidation
 
 from rooms.api import subscriptions
 from rooms.api.auth import Caller, ServicesDep
+from rooms.api.changes import Change, ChangeDep
 from rooms.api.deps import ApiServices
 from rooms.api.govstack.callers import Address, AddressDep
 from rooms.api.govstack.errors import NOT_THERE, hiding
 from rooms.api.govstack.operations import Operation, Reply, declare
 from rooms.api.pagination import MAX_LIMIT, Cursor, Limit
-from rooms.domain.ids import RoomId, room_of
+from rooms.domain.ids import room_of
 from rooms.domain.principal import Principal
 from rooms.errors import NotFoundError
 
@@ -35,18 +38,50 @@ def delegate(handler: Any, *replies: tuple[int, Reply], **more: Any) -> dict[str
     return {**handler.opt, **declare(Operation(replies=dict(replies), **more))}
 
 
-async def answer(handler: Any, **arguments: Any) -> Any:
-    """Return what a handler of `/v1` returns, or raise what it raises; 404 is always the same."""
-    with hiding():
-        return await handler.fn(**arguments)
+class MemberCall:
+    """Call handlers of `/v1` for the caller, and for the room of the address."""
+
+    def __init__(
+        self, services: ApiServices, principal: Principal, change: Change, address: Address
+    ) -> None:
+        self.services = services
+        self.principal = principal
+        self.change = change
+        self.address = address
+
+    async def __call__(self, handler: Any, **arguments: Any) -> Any:
+        """Return what a handler returns, or raise what it raises; 404 is always the same."""
+        with hiding():
+            return await self.answer(handler, **arguments)
+
+    async def of_subscription(self, handler: Any, subscription_id: str, **arguments: Any) -> Any:
+        """Return what a handler returns for a subscription of the room. NotFoundError."""
+        with hiding():
+            if room_of(subscriptions.parse_subscription(subscription_id)) != self.address.room_id:
+                raise NotFoundError(NOT_THERE)
+            return await self.answer(handler, subscription_id=subscription_id, **arguments)
+
+    async def answer(self, handler: Any, **arguments: Any) -> Any:
+        """Return what a handler returns with these arguments and those of the call."""
+        own = {
+            "services": self.services,
+            "principal": self.principal,
+            "change": self.change,
+            "room_id": str(self.address.room_id),
+        }
+        taken = {name: own[name] for name in own.keys() & handler.fn.__annotations__.keys()}
+        return await handler.fn(**taken, **arguments)
 
 
-async def answer_in_room(handler: Any, room: RoomId, subscription_id: str, **arguments: Any) -> Any:
-    """Return what a handler of `/v1` returns for a subscription of a room. NotFoundError."""
-    with hiding():
-        if room_of(subscriptions.parse_subscription(subscription_id)) != room:
-            raise NotFoundError(NOT_THERE)
-        return await handler.fn(subscription_id=subscription_id, **arguments)
+MemberCallDep = NamedDependency[SkipValidation[MemberCall]]
+"""The argument `call` of a handler that delegates."""
+
+
+async def provide_call(
+    services: ServicesDep, principal: Caller, change: ChangeDep, address: AddressDep
+) -> MemberCall:
+    """Return what calls handlers of `/v1` for a request."""
+    return MemberCall(services, principal, change, address)
 
 
 def list_route(
@@ -63,27 +98,11 @@ def list_route(
     `name` is its operation, and `about` its description. `fixed`: further arguments of the handler.
     """
 
-    async def read_page(
-        services: ServicesDep,
-        principal: Caller,
-        address: AddressDep,
-        limit: Limit = 50,
-        cursor: Cursor = None,
-    ) -> Any:
-        wanted = list_arguments(path, services, principal, address)
-        return await answer(handler, limit=limit, cursor=cursor, **wanted, **(fixed or {}))
+    async def read_page(call: MemberCallDep, limit: Limit = 50, cursor: Cursor = None) -> Any:
+        return await call(handler, limit=limit, cursor=cursor, **(fixed or {}))
 
     opt = delegate(handler, (200, Reply("A page", page)), query=PAGES)
     return named_route(path, read_page, opt, name=name, about=about)
-
-
-def list_arguments(
-    path: str, services: ApiServices, principal: Principal, address: Address
-) -> dict[str, Any]:
-    """Return what a list of `/v1` takes besides its page."""
-    if ROOM not in path:
-        return {"services": services}
-    return {"services": services, "principal": principal, "room_id": str(address.room_id)}
 
 
 def named_route(

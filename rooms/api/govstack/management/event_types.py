@@ -7,11 +7,14 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from rooms.api import event_types
-from rooms.api.auth import Caller, ServicesDep
-from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.govstack.callers import AddressDep
-from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate, list_route
+from rooms.api.govstack.management.delegation import (
+    PAGES,
+    ROOM,
+    MemberCallDep,
+    delegate,
+    list_route,
+)
 from rooms.api.govstack.operations import CONFLICT, Reply, problem
 from rooms.api.pagination import Cursor, Limit
 from rooms.api.params import NamePath, VersionPath
@@ -38,20 +41,11 @@ class RewriteVersion(Struct, forbid_unknown_fields=True, kw_only=True):
     summary="Create an event type",
 )
 async def create_room_event_type(
-    data: JSONBody[event_types.CreateEventType],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
+    data: JSONBody[event_types.CreateEventType], call: MemberCallDep
 ) -> Response[event_types.EventTypeResponse]:
     """Create an event type with its version 1. For the room's owner."""
-    found: Response[event_types.EventTypeResponse] = await answer(
-        event_types.create_event_type,
-        data=data,
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
+    found: Response[event_types.EventTypeResponse] = await call(
+        event_types.create_event_type, data=data
     )
     return found
 
@@ -65,22 +59,9 @@ async def create_room_event_type(
     ),
     summary="Delete an event type",
 )
-async def delete_room_event_type(
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-    event_type: NamePath,
-) -> None:
+async def delete_room_event_type(call: MemberCallDep, event_type: NamePath) -> None:
     """Delete an event type that was never used. For the room's owner."""
-    await answer(
-        event_types.delete_event_type,
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
-        name=event_type,
-    )
+    await call(event_types.delete_event_type, name=event_type)
 
 
 @get(
@@ -93,23 +74,11 @@ async def delete_room_event_type(
     summary="List versions",
 )
 async def list_room_versions(
-    *,
-    services: ServicesDep,
-    principal: Caller,
-    address: AddressDep,
-    event_type: NamePath,
-    limit: Limit = 50,
-    cursor: Cursor = None,
+    *, call: MemberCallDep, event_type: NamePath, limit: Limit = 50, cursor: Cursor = None
 ) -> event_types.EventTypeVersionPage:
     """List the versions of an event type with their schemas, newest first."""
-    found: event_types.EventTypeVersionPage = await answer(
-        event_types.list_versions,
-        services=services,
-        principal=principal,
-        room_id=str(address.room_id),
-        name=event_type,
-        limit=limit,
-        cursor=cursor,
+    found: event_types.EventTypeVersionPage = await call(
+        event_types.list_versions, name=event_type, limit=limit, cursor=cursor
     )
     return found
 
@@ -128,21 +97,12 @@ async def list_room_versions(
 async def add_room_version(
     *,
     data: JSONBody[event_types.EventTypeVersionRequest],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
+    call: MemberCallDep,
     event_type: NamePath,
 ) -> Response[EventTypeVersion]:
     """Add a version to an event type. For the room's owner."""
-    found: Response[EventTypeVersion] = await answer(
-        event_types.add_version,
-        data=data,
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
-        name=event_type,
+    found: Response[EventTypeVersion] = await call(
+        event_types.add_version, data=data, name=event_type
     )
     return found
 
@@ -160,22 +120,12 @@ async def add_room_version(
     summary="Rewrite a version",
 )
 async def rewrite_room_version(
-    *,
-    data: JSONBody[RewriteVersion],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-    event_type: NamePath,
+    *, data: JSONBody[RewriteVersion], call: MemberCallDep, event_type: NamePath
 ) -> EventTypeVersion:
     """Replace the schema of a version that no event has. For the room's owner."""
-    found: EventTypeVersion = await answer(
+    found: EventTypeVersion = await call(
         event_types.rewrite_version,
         data=event_types.EventTypeVersionRequest(schema=data.schema),
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
         name=event_type,
         version=str(data.version),
     )
@@ -192,24 +142,10 @@ async def rewrite_room_version(
     summary="Delete a version",
 )
 async def delete_room_version(
-    *,
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-    event_type: NamePath,
-    version: VersionPath,
+    *, call: MemberCallDep, event_type: NamePath, version: VersionPath
 ) -> None:
     """Delete a version that was never used. For the room's owner."""
-    await answer(
-        event_types.delete_version,
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
-        name=event_type,
-        version=version,
-    )
+    await call(event_types.delete_version, name=event_type, version=version)
 
 
 ROUTES: Final = [

@@ -4,21 +4,114 @@ A member is an organisation. A manager is a member that may own rooms, and every
 so both lists are those of the organisations, which the platform reads.
 """
 
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from litestar import Response, delete, post
-from litestar.params import JSONBody
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import JSONBody, QueryParameter
+from litestar.response import Stream
 
 from rooms.api import event_types, organisations
-from rooms.api.auth import ServicesDep
-from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.govstack.management.delegation import ROOM, answer, delegate, list_route
-from rooms.api.govstack.management.exports import export_route
+from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
+from rooms.api.fast_routes import JSON
+from rooms.api.govstack.errors import hiding
+from rooms.api.govstack.management.delegation import (
+    ROOM,
+    MemberCall,
+    MemberCallDep,
+    delegate,
+    list_route,
+    named_route,
+)
 from rooms.api.govstack.operations import Reply, problem
+from rooms.api.pagination import MAX_LIMIT
 from rooms.api.params import IdPath
 from rooms.domain.sharing import Organisation
 from rooms.errors import ConflictError, FieldProblem, InvalidError
+
+Format = Annotated[Literal["json", "csv"], QueryParameter(name="format")]
+_DISPOSITION: Final = "Content-Disposition"
+_FORMATS: Final = {
+    "format": {
+        "description": "Ours. A JSON array, or CSV with a line of names.",
+        "schema": {"enum": ["json", "csv"], "default": "json"},
+    }
+}
+
+Page = Sequence[Any]
+
+
+def export_route(
+    path: str,
+    handler: Any,
+    kind: Any,
+    *,
+    name: str,
+    about: str,
+    columns: Sequence[str],
+    to_item: Callable[[Any], Any] = lambda one: one,
+) -> HTTPRouteHandler:
+    """Return a route for all of a list of `/v1`: of a room, or of the installation.
+
+    `kind`: the type of the array; `to_item` makes an item of it from one of a page. `columns`: the
+    fields in CSV.
+    """
+
+    async def export(call: MemberCallDep, file_format: Format = "json") -> Stream:
+        pages = _pages(call, handler)
+        with hiding():
+            first = await anext(pages)
+        is_csv = file_format == "csv"
+        return Stream(
+            _csv(first, pages, columns) if is_csv else _array(first, pages, to_item),
+            headers={
+                "Content-Type": CSV_MEDIA_TYPE if is_csv else JSON,
+                _DISPOSITION: f'attachment; filename="export.{file_format}"',
+            },
+        )
+
+    headers = {_DISPOSITION: "Names a file"}
+    reply = Reply("All of them", kind, headers, is_table=True)
+    return named_route(
+        path, export, delegate(handler, (200, reply), query=_FORMATS), name=name, about=about
+    )
+
+
+async def _pages(call: MemberCall, handler: Any) -> AsyncIterator[Page]:
+    cursor: str | None = None
+    while True:
+        page = await call.answer(handler, limit=MAX_LIMIT, cursor=cursor)
+        yield page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+async def _array(
+    first: Page, following: AsyncIterator[Page], to_item: Callable[[Any], Any]
+) -> AsyncIterator[bytes]:
+    def encode(page: Page) -> bytes:
+        return b",".join(msgspec.json.encode(to_item(one)) for one in page)
+
+    yield b"[" + encode(first)
+    async for page in following:
+        yield b"," + encode(page)
+    yield b"]"
+
+
+async def _csv(
+    first: Page, following: AsyncIterator[Page], columns: Sequence[str]
+) -> AsyncIterator[bytes]:
+    def lines(page: Page) -> bytes:
+        return csv_lines([getattr(one, name) for name in columns] for one in page)
+
+    yield csv_lines([columns]) + lines(first)
+    async for page in following:
+        yield lines(page)
+
 
 _ADMINISTRATOR: Final = "/admin"
 _MANAGERS: Final = f"{_ADMINISTRATOR}/managers"
@@ -43,14 +136,12 @@ _NO_END: Final = (
     summary="Add a manager",
 )
 async def add_manager(
-    data: JSONBody[organisations.CreateOrganisation], services: ServicesDep, change: ChangeDep
+    data: JSONBody[organisations.CreateOrganisation], call: MemberCallDep
 ) -> Response[Organisation]:
     """Create an organisation with a member id: it may own rooms. It has no key yet."""
     if data.member_id is None:
         raise InvalidError(FieldProblem("member_id", "is missing: a manager is a member"))
-    made: Response[Organisation] = await answer(
-        organisations.create_organisation, data=data, services=services, change=change
-    )
+    made: Response[Organisation] = await call(organisations.create_organisation, data=data)
     return made
 
 
@@ -62,9 +153,9 @@ async def add_manager(
     ),
     summary="Remove a manager",
 )
-async def remove_manager(services: ServicesDep, manager_id: IdPath) -> None:
+async def remove_manager(call: MemberCallDep, manager_id: IdPath) -> None:
     """Refuse: the problem names what suspends an organisation, and what deletes it."""
-    await answer(organisations.read_organisation, services=services, organisation_id=manager_id)
+    await call(organisations.read_organisation, organisation_id=manager_id)
     raise ConflictError(_NO_END)
 
 

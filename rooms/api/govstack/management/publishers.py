@@ -7,20 +7,20 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from rooms.api import grants
-from rooms.api.auth import Caller, ServicesDep
-from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.deps import ApiServices
-from rooms.api.govstack.callers import AddressDep
 from rooms.api.govstack.errors import NOT_THERE, hiding
-from rooms.api.govstack.management.delegation import ROOM, answer, delegate, list_route
+from rooms.api.govstack.management.delegation import (
+    ROOM,
+    MemberCall,
+    MemberCallDep,
+    delegate,
+    list_route,
+)
 from rooms.api.govstack.operations import Reply, problem
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog.grants import MAX_GRANTS, list_grants
 from rooms.db.catalog.rooms import find_room
 from rooms.db.connection import transaction
-from rooms.domain.ids import RoomId
-from rooms.domain.principal import Principal
 from rooms.domain.sharing import EVERY_ORGANISATION, Grant, GrantKind
 from rooms.errors import NotFoundError
 
@@ -58,20 +58,11 @@ class ChangePublisher(Struct, forbid_unknown_fields=True, kw_only=True):
     summary="Add a publisher",
 )
 async def add_publisher(
-    data: JSONBody[AddPublisher],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
+    data: JSONBody[AddPublisher], call: MemberCallDep
 ) -> Response[grants.GrantResponse]:
     """Allow an organisation to publish. For the room's owner."""
-    found: Response[grants.GrantResponse] = await answer(
-        grants.create_grant,
-        data=_to_grant(data.organisation_id, data.event_types),
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
+    found: Response[grants.GrantResponse] = await call(
+        grants.create_grant, data=_to_grant(data.organisation_id, data.event_types)
     )
     return found
 
@@ -89,35 +80,20 @@ async def add_publisher(
     summary="Change a publisher",
 )
 async def change_publisher(
-    *,
-    data: JSONBody[ChangePublisher],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-    publisher_id: IdPath,
+    *, data: JSONBody[ChangePublisher], call: MemberCallDep, publisher_id: IdPath
 ) -> Response[grants.GrantResponse]:
     """Replace a grant to publish: the new one has another id. For the room's owner.
 
     It begins before the other one ends, so that the publisher is never without.
     """
     with hiding():
-        former = await _find_publisher(services, principal, address.room_id, publisher_id)
-        made: Response[grants.GrantResponse] = await grants.create_grant.fn(
+        former = await _find_publisher(call, publisher_id)
+        made: Response[grants.GrantResponse] = await call.answer(
+            grants.create_grant,
             data=_to_grant(former.organisation_id or EVERY_ORGANISATION, data.event_types),
-            services=services,
-            principal=principal,
-            change=change,
-            room_id=str(address.room_id),
         )
-        change.after = None
-        await grants.revoke_grant.fn(
-            services=services,
-            principal=principal,
-            change=change,
-            room_id=str(address.room_id),
-            grant_id=publisher_id,
-        )
+        call.change.after = None
+        await call.answer(grants.revoke_grant, grant_id=publisher_id)
     return Response(made.content, status_code=200)
 
 
@@ -126,36 +102,21 @@ async def change_publisher(
     opt=delegate(grants.revoke_grant, (204, Reply("The grant is revoked"))),
     summary="Remove a publisher",
 )
-async def remove_publisher(
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-    publisher_id: IdPath,
-) -> None:
+async def remove_publisher(call: MemberCallDep, publisher_id: IdPath) -> None:
     """End a grant to publish now. For the room's owner."""
     with hiding():
-        await _find_publisher(services, principal, address.room_id, publisher_id)
-    await answer(
-        grants.revoke_grant,
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
-        grant_id=publisher_id,
-    )
+        await _find_publisher(call, publisher_id)
+    await call(grants.revoke_grant, grant_id=publisher_id)
 
 
-async def _find_publisher(
-    services: ApiServices, principal: Principal, room: RoomId, publisher_id: str
-) -> Grant:
+async def _find_publisher(call: MemberCall, publisher_id: str) -> Grant:
     """Return a grant to publish that has not ended, in an own room. NotFoundError."""
     identity = parse_id(publisher_id, "grant")
-    async with transaction(services.engine) as connection:
-        await find_room(connection, principal, room)
+    async with transaction(call.services.engine) as connection:
+        await find_room(connection, call.principal, call.address.room_id)
         found = await list_grants(
             connection,
-            room,
+            call.address.room_id,
             kind=GrantKind.PUBLISH,
             organisation=None,
             ended=False,

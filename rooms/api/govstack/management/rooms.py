@@ -6,11 +6,8 @@ from litestar import Response, delete, get, post, put
 from litestar.params import FromQuery, JSONBody
 
 from rooms.api import rooms
-from rooms.api.auth import Caller, ServicesDep
-from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.govstack.callers import AddressDep
-from rooms.api.govstack.management.delegation import PAGES, ROOM, answer, delegate
+from rooms.api.govstack.management.delegation import PAGES, ROOM, MemberCallDep, delegate
 from rooms.api.govstack.operations import Reply, problem
 from rooms.api.jobs import JobAccepted
 from rooms.api.pagination import Cursor, Limit
@@ -33,18 +30,12 @@ _NO_NEW_ROOM: Final = "a member creates rooms of its own: use its own member id 
     summary="List the own rooms",
 )
 async def list_member_rooms(
-    services: ServicesDep,
-    principal: Caller,
-    address: AddressDep,
-    limit: Limit = 50,
-    cursor: Cursor = None,
+    call: MemberCallDep, limit: Limit = 50, cursor: Cursor = None
 ) -> RoomPage:
     """List the caller's rooms, newest first. The member of the path must be the caller."""
-    if address.owner != address.caller.member_id:
+    if call.address.owner != call.address.caller.member_id:
         raise OtherMemberError("the member of the path is not the caller: it lists its own rooms")
-    found: RoomPage = await answer(
-        rooms.list_rooms, services=services, principal=principal, limit=limit, cursor=cursor
-    )
+    found: RoomPage = await call(rooms.list_rooms, limit=limit, cursor=cursor)
     return found
 
 
@@ -61,19 +52,13 @@ async def list_member_rooms(
     summary="Create a room",
 )
 async def create_member_room(
-    data: JSONBody[CreateRoom],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
+    data: JSONBody[CreateRoom], call: MemberCallDep
 ) -> Response[RoomResponse]:
     """Create a room of the caller, which these interfaces serve."""
-    if address.owner != address.caller.member_id:
+    if call.address.owner != call.address.caller.member_id:
         raise OtherMemberError(_NO_NEW_ROOM)
     data.govstack = True
-    found: Response[RoomResponse] = await answer(
-        rooms.create_room, data=data, services=services, principal=principal, change=change
-    )
+    found: Response[RoomResponse] = await call(rooms.create_room, data=data)
     return found
 
 
@@ -82,13 +67,9 @@ async def create_member_room(
     opt=delegate(rooms.read_room, (200, Reply("The room", RoomResponse))),
     summary="Read a room",
 )
-async def read_member_room(
-    services: ServicesDep, principal: Caller, address: AddressDep
-) -> RoomResponse:
+async def read_member_room(call: MemberCallDep) -> RoomResponse:
     """Return a room in which the caller has a part."""
-    found: RoomResponse = await answer(
-        rooms.read_room, services=services, principal=principal, room_id=str(address.room_id)
-    )
+    found: RoomResponse = await call(rooms.read_room)
     return found
 
 
@@ -104,22 +85,9 @@ async def read_member_room(
     ),
     summary="Change a room",
 )
-async def change_member_room(
-    data: JSONBody[UpdateRoom],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-) -> RoomResponse:
+async def change_member_room(data: JSONBody[UpdateRoom], call: MemberCallDep) -> RoomResponse:
     """Change the given fields of a room; null clears. A new name is a new address."""
-    found: RoomResponse = await answer(
-        rooms.change_room,
-        data=data,
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
-    )
+    found: RoomResponse = await call(rooms.change_room, data=data)
     return found
 
 
@@ -134,21 +102,10 @@ async def change_member_room(
     summary="Delete a room",
 )
 async def delete_member_room(
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-    confirm: FromQuery[str | None] = None,
+    call: MemberCallDep, confirm: FromQuery[str | None] = None
 ) -> Response[JobAccepted]:
     """Start to delete a room with everything in it. For requests it is gone at once."""
-    found: Response[JobAccepted] = await answer(
-        rooms.delete_room,
-        services=services,
-        principal=principal,
-        change=change,
-        room_id=str(address.room_id),
-        confirm=confirm,
-    )
+    found: Response[JobAccepted] = await call(rooms.delete_room, confirm=confirm)
     return found
 
 

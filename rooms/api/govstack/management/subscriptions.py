@@ -8,17 +8,8 @@ from litestar.params import JSONBody, SkipValidation
 from msgspec import Meta, Struct
 
 from rooms.api import subscription_approval, subscription_creation, subscriptions
-from rooms.api.auth import Caller, ServicesDep
-from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.govstack.callers import AddressDep
-from rooms.api.govstack.management.delegation import (
-    ROOM,
-    answer,
-    answer_in_room,
-    delegate,
-    list_route,
-)
+from rooms.api.govstack.management.delegation import ROOM, MemberCallDep, delegate, list_route
 from rooms.api.govstack.operations import Reply, problem
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import (
@@ -55,23 +46,14 @@ class DecideSubscription(Struct, forbid_unknown_fields=True, kw_only=True):
 async def create_room_subscription(
     *,
     data: JSONBody[CreateSubscription],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
+    call: MemberCallDep,
     creator: NamedDependency[SkipValidation[SubscriptionCreator]],
-    address: AddressDep,
 ) -> Response[CreatedSubscription]:
     """Create a subscription. One with PULL has `ack_by_next_pull`, unless it is given as false."""
     if data.type.value == "PULL" and data.ack_by_next_pull is None:
         data.ack_by_next_pull = not (data.native or data.operational)
-    found: Response[CreatedSubscription] = await answer(
-        subscription_creation.create_subscription,
-        data=data,
-        services=services,
-        principal=principal,
-        change=change,
-        creator=creator,
-        room_id=str(address.room_id),
+    found: Response[CreatedSubscription] = await call(
+        subscription_creation.create_subscription, data=data, creator=creator
     )
     return found
 
@@ -84,15 +66,11 @@ async def create_room_subscription(
     summary="Read a subscription",
 )
 async def read_room_subscription(
-    services: ServicesDep, principal: Caller, address: AddressDep, subscription_id: IdPath
+    call: MemberCallDep, subscription_id: IdPath
 ) -> SubscriptionResponse:
     """Return a subscription to its subscriber, and a part of it to the room's owner."""
-    found: SubscriptionResponse = await answer_in_room(
-        subscriptions.read_subscription,
-        address.room_id,
-        subscription_id,
-        services=services,
-        principal=principal,
+    found: SubscriptionResponse = await call.of_subscription(
+        subscriptions.read_subscription, subscription_id
     )
     return found
 
@@ -111,13 +89,7 @@ async def read_room_subscription(
     summary="Approve or reject a subscription",
 )
 async def decide_room_subscription(
-    *,
-    data: JSONBody[DecideSubscription],
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-    subscription_id: IdPath,
+    *, data: JSONBody[DecideSubscription], call: MemberCallDep, subscription_id: IdPath
 ) -> SubscriptionResponse:
     """Decide about what waits: a new subscription, or a change of one. For the room's owner."""
     body: Any
@@ -131,15 +103,7 @@ async def decide_room_subscription(
     else:
         handler = subscription_approval.reject_subscription
         body = subscription_approval.Decide(reason=data.reason)
-    found: SubscriptionResponse = await answer_in_room(
-        handler,
-        address.room_id,
-        subscription_id,
-        data=body,
-        services=services,
-        principal=principal,
-        change=change,
-    )
+    found: SubscriptionResponse = await call.of_subscription(handler, subscription_id, data=body)
     return found
 
 
@@ -152,22 +116,9 @@ async def decide_room_subscription(
     ),
     summary="Terminate a subscription",
 )
-async def terminate_room_subscription(
-    services: ServicesDep,
-    principal: Caller,
-    change: ChangeDep,
-    address: AddressDep,
-    subscription_id: IdPath,
-) -> None:
+async def terminate_room_subscription(call: MemberCallDep, subscription_id: IdPath) -> None:
     """End a subscription for good. For the subscriber and the room's owner."""
-    await answer_in_room(
-        subscription_approval.terminate_subscription,
-        address.room_id,
-        subscription_id,
-        services=services,
-        principal=principal,
-        change=change,
-    )
+    await call.of_subscription(subscription_approval.terminate_subscription, subscription_id)
 
 
 @get(
@@ -175,16 +126,10 @@ async def terminate_room_subscription(
     opt=delegate(subscription_approval.read_counts, (200, Reply("The counts", SubscriptionCounts))),
     summary="Count what waits for a subscription",
 )
-async def read_room_queue(
-    services: ServicesDep, principal: Caller, address: AddressDep, subscription_id: IdPath
-) -> SubscriptionCounts:
+async def read_room_queue(call: MemberCallDep, subscription_id: IdPath) -> SubscriptionCounts:
     """Count what waits, is held, leased or sidelined. For the subscriber and the room's owner."""
-    found: SubscriptionCounts = await answer_in_room(
-        subscription_approval.read_counts,
-        address.room_id,
-        subscription_id,
-        services=services,
-        principal=principal,
+    found: SubscriptionCounts = await call.of_subscription(
+        subscription_approval.read_counts, subscription_id
     )
     return found
 

@@ -18,9 +18,8 @@ from sqlalchemy import text
 from delivery.handlers.api import Handlers, Message
 from delivery.handlers.consumers import ConsumerPool
 from delivery.handlers.magazines import create_queue_magazines, open_queue_magazines
-from delivery.handlers.outcome import REFUSED_OUTCOME, SidelineReason
+from delivery.handlers.outcome import REFUSED_OUTCOME, MessageSettler, SidelineReason
 from delivery.handlers.service import HandlerService
-from delivery.handlers.settle import MessageSettler
 from delivery.magazines.kv_magazines import AsyncKvMagazine
 from rooms.db.catalog.handler_queues import (
     create_queue,

@@ -18,8 +18,8 @@ from delivery.leadership.zookeeper_session import NodeChange, ZooKeeperSession
 from rooms.backend_urls import parse_zookeeper_url
 from rooms.clock import SystemClock
 from rooms.errors import ElectionUnavailableError
-from rooms.local import TestServer
 from tests.support.election_members import PARTITIONS, until
+from tests.support.local_servers import TestServer
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from delivery.maintenance.age_limits import delete_old_usage, usage_retention_specs
 from delivery.maintenance.deletions import DeleteJob
 from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.retention import RetentionRules, retention_specs
 from delivery.maintenance.service import TaskIntervals, all_tasks
 from delivery.maintenance.usage import count_usage, is_counted_until, update_usage, usage_counter
-from delivery.maintenance.usage_retention import delete_old_usage, usage_retention_specs
 from rooms.clock import SystemClock
 from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.delete import DeleteQueries

@@ -21,8 +21,7 @@ from delivery.magazines import open_magazines
 from delivery.pull.service import open_pull_service
 from delivery.push.http.ssrf import SsrfGuard
 from rooms.api.app import create_app
-from rooms.api.deps import ApiServices
-from rooms.api.rate_limit import KeyRateLimiter
+from rooms.api.deps import ApiServices, KeyRateLimiter
 from rooms.api.readiness import LeaderHealth, Readiness
 from rooms.clock import SystemClock
 from rooms.db.authentication import ApiKeyAuthenticator

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rooms.db.queries import consumers, pull_queue
+from rooms.db.queries import pull_queue
 from tests.integration.rooms.api.conftest import Api
 
 
@@ -157,7 +157,7 @@ async def test_consumers_are_found_among_a_bounded_number_of_leases(
     path = f"/subscriptions/{subscription['id']}"
     body = {"max_messages": 10, "lease_ms": 60_000, "wait_ms": 0}
     await api.call("POST", f"{path}/pull", json=body)
-    monkeypatch.setattr(consumers.list_consumers, "__kwdefaults__", {"max_scanned": 2})
+    monkeypatch.setattr(pull_queue.list_consumers, "__kwdefaults__", {"max_scanned": 2})
     found = (await api.call("GET", f"{path}/consumers")).json()
     assert not found["complete"]
     assert [one["leases"] for one in found["items"]] == [2]

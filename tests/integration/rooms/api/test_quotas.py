@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from delivery.maintenance.quotas import update_quotas
+from delivery.maintenance.usage import update_quotas
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     Member,

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from rooms.db.catalog import people
-from rooms.db.queries import consumers, failures, pull_queue, search
+from rooms.db.queries import failures, pull_queue, search
 from rooms.db.sideline import overview
 from rooms.db.usage import minutes
 from tests.support.query_plans import kept_plans
@@ -23,8 +23,8 @@ STATEMENTS: Final[Mapping[str, str]] = {
     "status of a room": failures.STATEMENTS["room"],
     "status of subscriptions": failures.STATEMENTS["chosen"],
     "minutes": minutes.READ,
-    "consumers": consumers.CONSUMERS,
-    "oldest": consumers.OLDEST,
+    "consumers": pull_queue.CONSUMERS,
+    "oldest": pull_queue.OLDEST,
     "people": people.PEOPLE,
     "end all": people.END_ALL,
 }

@@ -88,7 +88,7 @@ def test_a_disconnect_keeps_claims_and_drops_tasks() -> None:
     in_flight.on_unavailable(version_of(others), 0.0, 60.0, 7)
     in_flight.add([fresh])
     in_flight.on_disconnect()
-    assert not in_flight.has_waiting
+    assert not in_flight.awaited_workers()
     assert in_flight.next_to_claim(5.0, LIMIT) == []
     assert in_flight.still_claimed([ours], 5.0) == [ours]
     again = task_of(1)
@@ -104,7 +104,7 @@ def test_a_disconnect_during_a_claim_leaves_a_claim_without_tasks() -> None:
     in_flight.on_disconnect()
     in_flight.on_claimed(asked)
     in_flight.on_unavailable(version_of(task_of(2)), 0.0, 60.0, 7)
-    assert not in_flight.has_waiting
+    assert not in_flight.awaited_workers()
     assert in_flight.remove([version_of(task)]) == []
 
 

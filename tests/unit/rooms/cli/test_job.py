@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rooms.cli import progress
 from rooms.cli.client import ApiClient
+from rooms.cli.job import follow_job
 from tests.support.cli_runner import Terminal
 from tests.support.fake_api import KEY, Answer, FakeRooms, Seen
 from tests.support.sleep_recorder import recorded_pauses
@@ -101,7 +101,7 @@ def test_progress_bar_is_shown_on_a_terminal(
     fake: FakeRooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only on a terminal, and only without --json."""
-    recorded_pauses(monkeypatch, "rooms.cli.progress")
+    recorded_pauses(monkeypatch, "rooms.cli.job")
     for name, value in (("TERM", "xterm"), ("COLUMNS", "100")):
         monkeypatch.setenv(name, value)
     job = {"id": fake.identity(8), "kind": "restore", "state": "queued", "done": 0, "total": None}
@@ -113,7 +113,7 @@ def test_progress_bar_is_shown_on_a_terminal(
         )
         with monkeypatch.context() as patched, ApiClient(fake.url, KEY) as client:
             patched.setattr("sys.stderr", screen := Screen())
-            assert progress.follow_job(client, job, shown=shown)["state"] == "done"
+            assert follow_job(client, job, shown=shown)["state"] == "done"
         return screen.getvalue()
 
     assert "450/1000" in seen(shown=True)

@@ -267,7 +267,7 @@ def test_timeline_names_existing_subscriptions(terminal: Terminal, fake: FakeRoo
 def test_a_job_is_followed_to_its_end(
     terminal: Terminal, fake: FakeRooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = recorded_pauses(monkeypatch, "rooms.cli.progress")
+    pauses = recorded_pauses(monkeypatch, "rooms.cli.job")
     states = ["queued", "running", "running", "done"]
     fake.jobs.extend(
         {"id": fake.identity(8), "state": state, "done": 1, "total": 2} for state in states

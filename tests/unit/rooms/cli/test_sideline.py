@@ -203,7 +203,7 @@ def test_shovel_takes_filters_and_a_rate(terminal: Terminal, fake: FakeRooms, cr
 def test_a_shovel_is_followed_to_its_end(
     terminal: Terminal, crm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = recorded_pauses(monkeypatch, "rooms.cli.progress")
+    pauses = recorded_pauses(monkeypatch, "rooms.cli.job")
     assert terminal.json("sideline", "shovel", crm, "--follow")["state"] == "done"
     assert len(pauses) == 1
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from rooms.api.fast_routes import App
-from rooms.console.api_client import ApiClient, ApiProblemError
+from rooms.console.api_client import ApiClient, ApiProblemError, wrong_fields
 
 HELD = 8
 
@@ -96,3 +96,19 @@ async def test_a_failure_of_the_application_is_raised() -> None:
 
     with pytest.raises(ValueError, match="broken"):
         await client(fail).stream("/journal/export")
+
+
+def test_problems_of_parts_of_a_field_stand_at_it() -> None:
+    errors = [
+        {"field": "event_types[1].name", "message": "is unknown"},
+        {"field": "event_types[2].name", "message": "is unknown"},
+        {"field": "headers.X", "message": "is refused"},
+        {"field": "name", "message": "is taken"},
+    ]
+    found = wrong_fields(ApiProblemError(422, {"errors": errors}))
+    assert found == {
+        "event_types": "event_types[1].name: is unknown; event_types[2].name: is unknown",
+        "headers": "headers.X: is refused",
+        "name": "is taken",
+    }
+    assert wrong_fields(None) == {}

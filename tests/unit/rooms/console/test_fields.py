@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from rooms.console.api_client import ApiProblemError
 from rooms.console.fields import (
     Field,
     Kind,
@@ -14,7 +13,6 @@ from rooms.console.fields import (
     shown_texts,
     to_texts,
     typed_texts,
-    wrong_fields,
 )
 from rooms.console.page import Form
 
@@ -83,18 +81,7 @@ def test_what_cannot_be_read_is_left_to_the_api() -> None:
     assert read["headers"] == {"x": ""}
 
 
-def test_problems_of_parts_of_a_field_stand_at_it() -> None:
-    errors = [
-        {"field": "event_types[1].name", "message": "is unknown"},
-        {"field": "event_types[2].name", "message": "is unknown"},
-        {"field": "headers.X", "message": "is refused"},
-        {"field": "name", "message": "is taken"},
-    ]
-    found = wrong_fields(ApiProblemError(422, {"errors": errors}))
-    assert found == {
-        "event_types": "event_types[1].name: is unknown; event_types[2].name: is unknown",
-        "headers": "headers.X: is refused",
-        "name": "is taken",
-    }
-    assert wrong_fields(None) == {}
-    assert json.loads(shown_texts({"a": "\u202e"})) == {"a": "\u202e"}
+def test_what_was_shown_is_kept_in_ascii() -> None:
+    shown = shown_texts({"a": "\u202e"})
+    assert shown.isascii()
+    assert json.loads(shown) == {"a": "\u202e"}

@@ -26,8 +26,7 @@ from rooms.local.maven import (
     find_maven,
 )
 from rooms.local.pidfile import lock_data_dir, lock_owner
-from rooms.local.services import LocalServices
-from rooms.local.test_server import free_port, is_free
+from rooms.local.services import LocalServices, free_port, is_free
 from rooms.local.zookeeper import EmbeddedZookeeper
 
 CORE: Final = "{urn:activemq:core}"

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pytest
 
 from delivery.analytics.runs.errors import NoSegmentsError
-from delivery.analytics.runs.measures import MEASURES, SHARES
-from delivery.analytics.runs.tables import TABLES_BY_NAME
+from delivery.analytics.runs.tables import MEASURES, SHARES, TABLES_BY_NAME
 from tests.support.aged_log import aged_log
 from tests.support.analysis_logs import Mixed
 from tests.support.analysis_run import Analyse, Analysed, AnalyseHere

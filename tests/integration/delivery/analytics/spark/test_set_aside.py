@@ -18,8 +18,7 @@ from delivery.analytics.sealing.check import check_segments
 from delivery.analytics.sealing.files import EntryKind, LocalFiles
 from delivery.analytics.spark import __main__ as job
 from delivery.analytics.spark.engine import SparkEngine
-from delivery.analytics.spark.segment_files import HadoopSegments
-from delivery.analytics.spark.segments import HadoopFiles
+from delivery.analytics.spark.segments import HadoopFiles, HadoopSegments
 from tests.support.analysis_run import Analyse, Analysed
 from tests.support.damaged_segments import flip, segments_of
 from tests.support.planted_outages import Planted, Town, plant

@@ -14,16 +14,17 @@ import pytest
 from proton import Delivery, Message, SSLDomain
 from proton.utils import BlockingConnection
 
-from delivery.maintenance.broker_metrics import update_broker_metrics
+from delivery.maintenance.native_queues import update_broker_metrics
 from rooms.backend_urls import parse_stomp_url
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.room import destination_name
 from rooms.domain.state_machine import LogKind, Reason, State, SubscriptionStatus, SubscriptionType
-from rooms.local.test_server import TestServer, free_port
+from rooms.local.services import free_port
 from tests.support.certificates import Authority
 from tests.support.installation import PAYLOAD, until
 from tests.support.java_clients import read_by_jms, trust, uri
+from tests.support.local_servers import TestServer
 from tests.support.native_client import reader
 from tests.support.native_installation import House, native_house, value_of
 from tests.support.relay import RELAYED, relaying, to_send

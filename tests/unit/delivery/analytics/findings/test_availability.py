@@ -3,11 +3,12 @@
 import numpy as np
 
 from delivery.analytics.findings.availability import (
+    AvailabilityPaths,
     GivenUp,
     Timeline,
     sample_availability,
 )
-from delivery.analytics.findings.series import Ints
+from delivery.analytics.findings.series import Floats, Ints
 
 TRIES = 5
 
@@ -16,6 +17,12 @@ def bins_of(size: int) -> tuple[Ints, Ints, Ints]:
     """Return bins with four successful attempts in each."""
     some = np.arange(1000, 1000 + size)
     return some, np.full(size, 4), np.full(size, 4)
+
+
+def rates_at(paths: AvailabilityPaths, bins: Floats) -> Floats:
+    """Return the success rate of each path (first axis) at these bins."""
+    found: Floats = paths.rates[:, paths.timeline.blocks_at(bins)]
+    return found
 
 
 def test_blocks_part_where_the_rate_changes() -> None:
@@ -63,7 +70,7 @@ def test_an_outage_is_not_a_refused_body_and_a_refused_body_is_no_outage() -> No
     )
     assert paths.undeliverable[:, :2].mean() > 0.9
     assert paths.undeliverable[:, 2:].mean() < 0.2
-    rates = paths.rates_at(np.array([1300.5, 1520.5, 1900.5]))
+    rates = rates_at(paths, np.array([1300.5, 1520.5, 1900.5]))
     assert (rates[:, [0, 2]] > 0.9).all()
     assert (rates[:, 1] < 0.1).all()
 
@@ -93,4 +100,4 @@ def test_a_lone_failure_between_successes_is_noise() -> None:
         deliveries=200,
         random=np.random.default_rng(3),
     )
-    assert paths.rates_at(np.array([some[60] + 1.0])).mean() > 0.7
+    assert rates_at(paths, np.array([some[60] + 1.0])).mean() > 0.7

@@ -56,7 +56,7 @@ def one_by_one(paths: AvailabilityPaths, offsets_s: Floats) -> PolicyEffect:
             tried += lost.get(first, 0) * len(offsets_s) + left
             for number, offset in enumerate(offsets_s[1:].tolist(), 1):
                 at = np.array([first + 0.5 + offset / BIN_S])
-                share = float(paths.rates_at(at)[path, 0])
+                share = float(paths.rates[path, paths.timeline.blocks_at(at)[0]])
                 tried += left
                 delivered[number] += left * share
                 left *= 1 - share

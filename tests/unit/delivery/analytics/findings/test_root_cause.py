@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from delivery.analytics.findings.cells import LOGGED, AttemptCells
-from delivery.analytics.findings.networks import network_of
+from delivery.analytics.findings.cells import LOGGED, AttemptCells, network_of
 from delivery.analytics.findings.root_cause import RootCause, divergence, find_causes
 
 _INTS = ("sub_key", "bin", "attempts", "sidelined", "policy_version")

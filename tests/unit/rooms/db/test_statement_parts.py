@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rooms.db.row_inserts import rows_as_json
+from rooms.db.statement_parts import rows_as_json
 from rooms.domain.state_machine import SubscriptionType
 
 

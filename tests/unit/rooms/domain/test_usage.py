@@ -5,7 +5,7 @@ from math import ceil, log2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.domain.activity import BUCKETS, add_latencies, percentile_ms
+from rooms.domain.usage import BUCKETS, add_latencies, percentile_ms
 
 
 def bucket_of(latency_ms: float) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from delivery.maintenance import journal as task
-from delivery.maintenance.journal import delete_old_entries, journal_retention_specs
+from delivery.maintenance import age_limits
+from delivery.maintenance.age_limits import delete_old_entries, journal_retention_specs
 from rooms.db import journal as records
 from rooms.db.connection import transaction
 from rooms.db.journal import JournalFilter, append, list_entries, read_chain, verify_chain
@@ -101,7 +101,7 @@ async def test_an_export_of_before_and_one_of_after_fit_together(journal: Journa
 async def test_more_entries_than_a_batch_are_deleted(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task, "BATCH", 2)
+    monkeypatch.setattr(age_limits, "JOURNAL_BATCH", 2)
     await journal.write(*[20.0] * 5, 0)
     await journal.retain()
     assert await journal.numbers() == [6]

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from rooms.app.doctor_tls import check_tls
+from rooms.app.doctor import check_tls
 from rooms.settings import Settings, read_settings
 from tests.support.certificates import Authority
 from tests.support.client_certificates import DAY, ClientCertificateAuthority

@@ -1,4 +1,4 @@
-"""Dead letters of native queues: sidelines what a reader rejected, so that it can be shoveled.
+"""Sideline dead letters of native queues, so that they can be shoveled, and measure the queues.
 
 The broker moves a rejected message to its dead-letter address, where this installation has a queue.
 A message leaves that queue once its delivery is sidelined durably. After a crash in between it
@@ -12,10 +12,15 @@ from contextlib import suppress
 from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.catalog.native_subscriptions import DeadLetterOutcome, sideline_rejected
+from rooms.db.catalog.native_subscriptions import (
+    DeadLetterOutcome,
+    native_passwords,
+    sideline_rejected,
+)
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.ports import BrokerUsers, Consumer
+from rooms.metrics import Metrics
+from rooms.ports import Broker, BrokerUsers, Consumer
 
 _log = logging.getLogger(__name__)
 
@@ -69,3 +74,21 @@ class DeadLetterReader:
             if count := outcomes.count(outcome):
                 _log.info("%d dead letters of native queues: %s", count, outcome)
                 self._on_outcome(outcome, count)
+
+
+async def update_broker_metrics(
+    writer: LogWriter, broker: Broker, metrics: Metrics, should_continue: ShouldContinue
+) -> None:
+    """Ask the broker's management API for disk usage and native queue depths.
+
+    BrokerUnavailableError leaves the metrics as they were.
+    """
+    if (usage := await broker.disk_usage()) is not None:
+        metrics.broker_disk_usage.set(usage)
+    if broker.users is None or not should_continue():
+        return
+    natives = await native_passwords(writer)
+    depths = await broker.users.pull_queue_depths() if natives else {}
+    found = [depths.get(subscription, 0) for subscription in natives]
+    metrics.native_queue_depth.set(sum(found))
+    metrics.native_queue_depth_max.set(max(found, default=0))

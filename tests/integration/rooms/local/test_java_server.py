@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import closing
 from urllib.parse import urlsplit
 
-from rooms.local import TestServer
+from tests.support.local_servers import TestServer
 from tests.support.raw_stomp import Talk, make_queue
 
 

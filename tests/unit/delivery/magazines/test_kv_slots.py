@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from delivery.magazines.kv_in_flight import FiredEntryIds
+from delivery.magazines.kv_slots import FiredEntryIds
 from delivery.magazines.kv_store import RESTART_S
 from rooms.domain.magazine import Entry, Slot, StoredEntry
 

@@ -1,10 +1,9 @@
-"""Run a server as a child of this process, for tests that stop, kill, suspend or erase it."""
+"""Run the embedded servers as children of this process, which stops, kills or erases them."""
 
 import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -15,15 +14,16 @@ from typing import ClassVar
 from rooms.local.artemis import EmbeddedArtemis
 from rooms.local.errors import StartError
 from rooms.local.java_server import JavaServer
-from rooms.local.run_as import launch_command
+from rooms.local.postgres import EmbeddedPostgres
+from rooms.local.run_as import RunAs, launch_command
+from rooms.local.services import free_port
 from rooms.local.zookeeper import EmbeddedZookeeper
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 20.0
+_POSTGRES_START_TIMEOUT_S = 60.0
+_POSTGRES_STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.03
-# Below the range of Linux and others for outgoing connections.
-_FIRST_PORT, _PORT_COUNT = 10_240, 20_000
-_TRIES = 100
 
 
 class TestServer:
@@ -120,31 +120,6 @@ class TestServer:
         shutil.rmtree(self._server.data_dir, ignore_errors=True)
 
 
-def free_port() -> int:
-    """Return a free port on loopback, outside the range of outgoing connections.
-
-    It must still be free when the server restarts.
-    """
-    for _ in range(_TRIES):
-        port = _FIRST_PORT + secrets.randbelow(_PORT_COUNT)
-        if is_free(port):
-            return port
-    raise StartError(
-        f"no port of {_FIRST_PORT} to {_FIRST_PORT + _PORT_COUNT - 1} is free on loopback"
-    )
-
-
-def is_free(port: int) -> bool:
-    """Return True if a server could listen on this port of loopback."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 @contextmanager
 def run_server(server: JavaServer) -> Iterator[TestServer]:
     """Start the server, and stop it at the end. Keeps its folder."""
@@ -197,3 +172,40 @@ def temporary_zookeeper(data: Path) -> Iterator[str]:
     """
     with run_server(make_zookeeper(data)) as handle:
         yield handle.url
+
+
+@contextmanager
+def temporary_postgres(data: Path, *, run_as: RunAs | None = None) -> Iterator[str]:
+    """Start PostgreSQL on the folder, yield the address of its database, and stop it.
+
+    Keeps the folder. Call it from the main thread: the server ends with the thread that started it.
+    `run_as` is chosen if it is not given. Raises StartError if the server does not answer within a
+    minute.
+    """
+    server = EmbeddedPostgres(data, run_as=run_as)
+    server.prepare()
+    log = data / "postgres.log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            server.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd="/",
+            env=server.environment,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + _POSTGRES_START_TIMEOUT_S
+        while not server.is_ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise StartError(f"PostgreSQL did not start:\n{log.read_text()}")
+            time.sleep(_POLL_S)
+        yield server.url
+    finally:
+        process.send_signal(server.stop_signal)
+        try:
+            process.wait(_POSTGRES_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(_POSTGRES_STOP_TIMEOUT_S)
