@@ -5,6 +5,7 @@ Every text on a page passes `visible`: what a terminal or a browser would obey i
 
 import json
 import unicodedata
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -82,6 +83,14 @@ def find_zone(name: str | None) -> tzinfo:
     return UTC
 
 
+def last_answer(observed: Mapping[str, Any]) -> str:
+    """Return what an endpoint answered last, as `HTTP 503`, or why there was no answer."""
+    status, error = observed["last_status"], observed["last_error"] or ""
+    named = f"HTTP {status}" if status else ""
+    text = error.removeprefix("status: ")
+    return (text or named) if text.startswith(named) or not text else f"{named} {text}"
+
+
 class Formatter:
     """Format for one reader: a language, a time zone, and the time of the request."""
 
@@ -155,6 +164,13 @@ class Formatter:
         if abs(delta) < timedelta(seconds=1):
             delta = timedelta(seconds=-1)
         return format_timedelta(delta, add_direction=True, locale=self.locale, threshold=1.5)
+
+    def clock(self, value: datetime | str | None) -> str:
+        """Return the hour and minute of a time in the reader's zone; a dash for None."""
+        moment = _moment(value)
+        if moment is None:
+            return NONE
+        return format_datetime(moment.astimezone(self.zone), "HH:mm", locale=self.locale)
 
     def when(self, value: datetime | str | None) -> Markup:
         """Return a time as an element: relative to read, exact to hover, copy and sort."""

@@ -21,7 +21,7 @@ from rooms.api.sessions import PORTAL_PATH
 from rooms.console import charts
 from rooms.console.api_client import ApiClient, ApiProblemError, segment
 from rooms.console.assets import Asset
-from rooms.console.formatting import Formatter, find_zone, pretty_json, visible
+from rooms.console.formatting import Formatter, find_zone, last_answer, pretty_json, visible
 from rooms.console.session_cookie import (
     check_origin,
     check_token,
@@ -31,6 +31,7 @@ from rooms.console.session_cookie import (
     session_key,
 )
 from rooms.console.sessions import Sessions
+from rooms.console.terms import term
 from rooms.console.texts import LANGUAGES, choose_language, direction
 from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
@@ -153,6 +154,10 @@ class Page:
         """Return a text of the catalogue in the viewer's language, `%(name)s` filled in."""
         translated = self.parts.translations[self.language].gettext(message)
         return translated % values if values else translated
+
+    def term(self, code: str) -> str:
+        """Return the words for a code of the API, in the viewer's language."""
+        return self.text(term(code))
 
     def sections(self) -> list[tuple[str, str]]:
         """Return the pages that the header links to: those that the viewer may read."""
@@ -355,6 +360,7 @@ def make_environment() -> Environment:
     environment.filters["segment"] = segment
     environment.filters["typed"] = _typed
     environment.globals.update(gettext=_gettext, ngettext=_ngettext, _=_gettext)
+    environment.globals.update(term=_term, last_answer=last_answer)
     # an attribute of the extension
     environment.extend(newstyle_gettext=True)
     # As globals, because the live part of a page is rendered without the imports of its template.
@@ -379,6 +385,13 @@ def _gettext(context: Context, message: str, /, **values: Any) -> Markup:
 @pass_context
 def _ngettext(context: Context, singular: str, plural: str, count: int, /, **values: Any) -> Markup:
     return _fill(context["translations"].ngettext(singular, plural, count), values | {"num": count})
+
+
+@pass_context
+def _term(context: Context, code: str, /) -> str:
+    """Return the words for a code of the API, in the language of the page."""
+    words: str = context["translations"].gettext(term(code)) if code else ""
+    return words
 
 
 def _fill(text: str, values: Mapping[str, Any]) -> Markup:

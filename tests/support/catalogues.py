@@ -17,6 +17,7 @@ from babel.messages.pofile import read_po, write_po
 from jinja2.ext import babel_extract
 
 from rooms.console.app import DONE
+from rooms.console.terms import TERMS
 from rooms.console.texts import LANGUAGES, SOURCE_LANGUAGE
 
 _FUNCTIONS: Final = ("_", "gettext", "ngettext")
@@ -40,6 +41,8 @@ def texts() -> Iterator[tuple[str, Text]]:
                 yield module.name, found
     for text in DONE.values():
         yield "DONE", text
+    for text in TERMS.values():
+        yield "TERMS", text
 
 
 def _texts_of_module(source: str) -> Iterator[str]:
