@@ -83,6 +83,11 @@ def find_zone(name: str | None) -> tzinfo:
     return UTC
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital first letter, and the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def last_answer(observed: Mapping[str, Any]) -> str:
     """Return what an endpoint answered last, as `HTTP 503`, or why there was no answer."""
     status, error = observed["last_status"], observed["last_error"] or ""

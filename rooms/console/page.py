@@ -21,7 +21,14 @@ from rooms.api.sessions import PORTAL_PATH
 from rooms.console import charts
 from rooms.console.api_client import ApiClient, ApiProblemError, segment
 from rooms.console.assets import Asset
-from rooms.console.formatting import Formatter, find_zone, last_answer, pretty_json, visible
+from rooms.console.formatting import (
+    Formatter,
+    find_zone,
+    last_answer,
+    pretty_json,
+    sentence,
+    visible,
+)
 from rooms.console.session_cookie import (
     check_origin,
     check_token,
@@ -358,6 +365,7 @@ def make_environment() -> Environment:
     )
     environment.filters["json"] = pretty_json
     environment.filters["segment"] = segment
+    environment.filters["sentence"] = sentence
     environment.filters["typed"] = _typed
     environment.globals.update(gettext=_gettext, ngettext=_ngettext, _=_gettext)
     environment.globals.update(term=_term, last_answer=last_answer)

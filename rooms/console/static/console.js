@@ -16,7 +16,8 @@ function nameCells(part) {
     for (const row of table.querySelectorAll("tbody tr")) {
       [...row.cells].forEach((cell, index) => {
         if (index > 0 || cell.firstElementChild?.matches("input")) cell.dataset.label = names[index] ?? "";
-        cell.classList.toggle("bare", cell.textContent.trim() === "" && cell.childElementCount === 0);
+        const isBare = ["", "–"].includes(cell.textContent.trim()) && !cell.querySelector("input, svg");
+        cell.classList.toggle("bare", isBare);
       });
     }
     table.classList.add("cards");
