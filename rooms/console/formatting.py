@@ -5,7 +5,6 @@ Every text on a page passes `visible`: what a terminal or a browser would obey i
 
 import json
 import unicodedata
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -88,21 +87,17 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def last_answer(observed: Mapping[str, Any]) -> str:
-    """Return what an endpoint answered last, as `HTTP 503`, or why there was no answer."""
-    status, error = observed["last_status"], observed["last_error"] or ""
-    named = f"HTTP {status}" if status else ""
-    text = error.removeprefix("status: ")
-    return (text or named) if text.startswith(named) or not text else f"{named} {text}"
-
-
 class Formatter:
     """Format for one reader: a language, a time zone, and the time of the request."""
 
-    def __init__(self, language: str, zone: tzinfo, now: datetime) -> None:
+    def __init__(
+        self, language: str, zone: tzinfo, now: datetime, *, exact_times: bool = False
+    ) -> None:
+        """`exact_times`: read times to the millisecond, and relative ones by hovering."""
         self.locale = Locale.parse(language)
         self.zone = zone
         self.now = now
+        self.exact_times = exact_times
 
     @property
     def zone_name(self) -> str:
@@ -178,14 +173,15 @@ class Formatter:
         return format_datetime(moment.astimezone(self.zone), "HH:mm", locale=self.locale)
 
     def when(self, value: datetime | str | None) -> Markup:
-        """Return a time as an element: relative to read, exact to hover, copy and sort."""
+        """Return a time as an element: relative to read and exact to hover, or the reverse."""
         moment = _moment(value)
         if moment is None:
             return Markup.escape(NONE)
+        shown = [self.exact(moment), self.relative(moment)]
+        if self.exact_times:
+            shown.reverse()
         return Markup('<time datetime="{}" title="{}">{}</time>').format(
-            moment.astimezone(UTC).isoformat(timespec="milliseconds"),
-            self.exact(moment),
-            self.relative(moment),
+            moment.astimezone(UTC).isoformat(timespec="milliseconds"), *shown
         )
 
 

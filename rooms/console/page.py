@@ -3,7 +3,7 @@
 import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -24,7 +24,6 @@ from rooms.console.assets import Asset
 from rooms.console.formatting import (
     Formatter,
     find_zone,
-    last_answer,
     pretty_json,
     sentence,
     visible,
@@ -38,7 +37,7 @@ from rooms.console.session_cookie import (
     session_key,
 )
 from rooms.console.sessions import Sessions
-from rooms.console.terms import term
+from rooms.console.terms import last_answer, term
 from rooms.console.texts import LANGUAGES, choose_language, direction
 from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
@@ -246,6 +245,7 @@ class Page:
             # In the frame of another site, its colours decide.
             "theme": theme if theme in _THEMES and not self.is_portal else "auto",
             "format": self.format,
+            "example_time": self.format.now - timedelta(minutes=3),
             "charts": charts,
             "assets": self.parts.assets,
             "path": path,
@@ -368,7 +368,7 @@ def make_environment() -> Environment:
     environment.filters["sentence"] = sentence
     environment.filters["typed"] = _typed
     environment.globals.update(gettext=_gettext, ngettext=_ngettext, _=_gettext)
-    environment.globals.update(term=_term, last_answer=last_answer)
+    environment.globals.update(term=_term, last_answer=_last_answer)
     # an attribute of the extension
     environment.extend(newstyle_gettext=True)
     # As globals, because the live part of a page is rendered without the imports of its template.
@@ -402,6 +402,12 @@ def _term(context: Context, code: str, /) -> str:
     return words
 
 
+@pass_context
+def _last_answer(context: Context, observed: Mapping[str, Any], /) -> str:
+    """Return what an endpoint answered last, in the language of the page."""
+    return last_answer(observed, context["translations"].gettext)
+
+
 def _fill(text: str, values: Mapping[str, Any]) -> Markup:
     return Markup(text) % {name: visible(value) for name, value in values.items()}  # noqa: S704 - our own texts
 
@@ -424,7 +430,12 @@ def unsigned_page(request: Request[Any, Any, Any]) -> Page:
         key=key,
         api=ApiClient(parts.api, cast("dict[str, Any]", request.scope), key),
         language=language,
-        format=Formatter(language, zone, datetime.now(UTC)),
+        format=Formatter(
+            language,
+            zone,
+            datetime.now(UTC),
+            exact_times=read_preference(request.scope, "times") == "exact",
+        ),
     )
 
 

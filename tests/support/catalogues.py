@@ -21,7 +21,13 @@ from rooms.console.terms import TERMS
 from rooms.console.texts import LANGUAGES, SOURCE_LANGUAGE
 
 _FUNCTIONS: Final = ("_", "gettext", "ngettext")
-_OPTIONS: Final = {"trim_blocks": "true", "lstrip_blocks": "true"}
+# By default the texts of a template that cannot be parsed are left out without a word.
+_OPTIONS: Final = {
+    "trim_blocks": "true",
+    "lstrip_blocks": "true",
+    "extensions": "jinja2.ext.do",
+    "silent": "false",
+}
 
 Text = str | tuple[str, str]
 """A message, or the singular and the plural of one."""

@@ -15,7 +15,7 @@ function nameCells(part) {
     if (names.length === 0) continue;
     for (const row of table.querySelectorAll("tbody tr")) {
       [...row.cells].forEach((cell, index) => {
-        if (index > 0 || cell.firstElementChild?.matches("input")) cell.dataset.label = names[index] ?? "";
+        if (index > 0 || cell.matches(".num") || cell.firstElementChild?.matches("input")) cell.dataset.label = names[index] ?? "";
         const isBare = ["", "–"].includes(cell.textContent.trim()) && !cell.querySelector("input, svg");
         cell.classList.toggle("bare", isBare);
       });
@@ -97,7 +97,17 @@ if (live && live.dataset.live === "on" && live.childElementCount > 0) {
   addEventListener("pagehide", disconnect);
 }
 
+const menu = document.querySelector("details.menu");
+document.addEventListener("click", (event) => {
+  if (menu?.open && !menu.contains(event.target)) menu.open = false;
+});
+
 document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && menu?.open) {
+    menu.open = false;
+    menu.querySelector("summary").focus();
+    return;
+  }
   if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest?.("input, textarea, select, [contenteditable]")) return;
   const search = document.querySelector("form.search input");
