@@ -67,8 +67,8 @@ async def test_a_selection_goes_into_the_preview_and_the_job(browser: Browser) -
     of = f"/console/subscriptions/{subscription['id']}/sideline"
     await browser.sign_in("operator")
     page = await browser.get(f"{of}?error=GONE&reason=terminal_status")
-    assert "<bdi>gone</bdi>" in page.html
-    assert "<bdi>busy</bdi>" not in page.html
+    assert "<bdi>HTTP 503 gone</bdi>" in page.html
+    assert "busy</bdi>" not in page.html
     (link,) = [one for one in page.links if one.startswith(f"{of}/shovel?")]
     preview = await browser.get(link)
     assert "Bring back 1 delivery of sub" in preview.text
