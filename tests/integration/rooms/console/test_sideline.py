@@ -62,6 +62,13 @@ async def test_from_the_list_to_messages_that_are_back(browser: Browser) -> None
     assert "3 of 3" in done.text
 
 
+async def test_bringing_back_says_that_the_endpoint_still_fails(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    at = f"/console/subscriptions/{subscription['id']}/sideline/shovel"
+    await browser.sign_in("operator")
+    assert "The last answer of the endpoint was a failure: HTTP 503" in (await browser.get(at)).text
+
+
 async def test_a_selection_goes_into_the_preview_and_the_job(browser: Browser) -> None:
     subscription = await sidelined(browser.api)
     of = f"/console/subscriptions/{subscription['id']}/sideline"
