@@ -1,4 +1,5 @@
-"""How a relay treats an organisation with a backlog: the marks of its claims, and its place."""
+"""Keep the marks of a relay's claims, and put what a backlogged organisation sends behind others.
+"""
 
 from typing import Final
 

@@ -9,24 +9,33 @@ from rooms.console.page import HOME, Page, PageDep
 PATH: Final = f"{HOME}/administration"
 JOBS_PATH: Final = f"{HOME}/jobs"
 _MAX_WAITING: Final = 50
+_MAX_ROOMS: Final = 200
+"""So many rooms have their names in the list of jobs."""
 DONE: Final[dict[str, str]] = {}
 
 
 @get(PATH)
 async def show_administration(page: PageDep) -> Response[str]:
     """List the pages that the viewer may open, what waits for approval, and the parts."""
-    waiting = None
-    if not page.is_fragment:
-        # It may read many subscriptions, so an open page does not ask again and again.
-        waiting = await page.optional(
-            "/subscriptions", role="owner", status="pending", limit=_MAX_WAITING
-        )
     return page.render(
         "administration.html",
         status=await page.optional("/status", limit=1),
-        waiting=waiting,
+        waiting=await find_waiting(page),
         areas=_areas(page),
     )
+
+
+async def find_waiting(page: Page) -> dict[str, Any] | None:
+    """Return the subscriptions that wait for the viewer's approval; None: not for this viewer.
+
+    None for an open page, too: it may read many subscriptions, and is not in the live part.
+    """
+    if page.is_fragment:
+        return None
+    found: dict[str, Any] | None = await page.optional(
+        "/subscriptions", role="owner", status="pending", limit=_MAX_WAITING
+    )
+    return found
 
 
 def _areas(page: Page) -> list[tuple[str, str, str]]:
@@ -111,7 +120,9 @@ async def list_jobs(page: PageDep) -> Response[str]:
     """List the jobs, newest first."""
     filters: dict[str, Any] = {name: page.query(name) for name in ("kind", "state", "room_id")}
     found = await page.api.get("/jobs", cursor=page.query("cursor"), **filters)
-    return page.render("jobs.html", found=found)
+    rooms = await page.optional("/rooms", limit=_MAX_ROOMS)
+    names = {one["id"]: one["name"] for one in (rooms or {}).get("items", ())}
+    return page.render("jobs.html", found=found, room_names=names)
 
 
 ROUTES: Final = (show_administration, list_jobs)

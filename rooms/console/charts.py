@@ -36,6 +36,8 @@ def _line(kind: str, values: Sequence[float | None], top: float) -> Markup:
     values = values[-MAX_POINTS:]
     step = (_WIDTH - 2 * _PAD) / max(1, len(values) - 1)
     parts: list[str] = []
+    # A value between gaps is a line without length, drawn as a point.
+    points: list[str] = []
     is_open = False
     for index, value in enumerate(values):
         if value is None:
@@ -43,12 +45,17 @@ def _line(kind: str, values: Sequence[float | None], top: float) -> Markup:
             continue
         x = _PAD + index * step
         y = _HEIGHT - _PAD - (_HEIGHT - 2 * _PAD) * value / top
-        # A line without length is drawn as a point.
-        parts.append(f"L{x:.1f} {y:.1f}" if is_open else f"M{x:.1f} {y:.1f}h0")
+        if not is_open and (index + 1 == len(values) or values[index + 1] is None):
+            points.append(f"M{x:.1f} {y:.1f}h0")
+            continue
+        parts.append(f"{'L' if is_open else 'M'}{x:.1f} {y:.1f}")
         is_open = True
-    if not parts:
-        return Markup("")
-    return Markup('<path class="{}" d="{}"/>').format(kind, " ".join(parts))
+    drawn = ((kind, parts), (f"{kind} point", points))
+    return Markup("").join(
+        Markup('<path class="{}" d="{}"/>').format(name, " ".join(one))
+        for name, one in drawn
+        if one
+    )
 
 
 def stacked_bars(series: Sequence[tuple[str, Sequence[float]]], title: str) -> Markup:

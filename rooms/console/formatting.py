@@ -82,13 +82,22 @@ def find_zone(name: str | None) -> tzinfo:
     return UTC
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital first letter, and the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
 class Formatter:
     """Format for one reader: a language, a time zone, and the time of the request."""
 
-    def __init__(self, language: str, zone: tzinfo, now: datetime) -> None:
+    def __init__(
+        self, language: str, zone: tzinfo, now: datetime, *, exact_times: bool = False
+    ) -> None:
+        """`exact_times`: read times to the millisecond, and relative ones by hovering."""
         self.locale = Locale.parse(language)
         self.zone = zone
         self.now = now
+        self.exact_times = exact_times
 
     @property
     def zone_name(self) -> str:
@@ -156,15 +165,23 @@ class Formatter:
             delta = timedelta(seconds=-1)
         return format_timedelta(delta, add_direction=True, locale=self.locale, threshold=1.5)
 
+    def clock(self, value: datetime | str | None) -> str:
+        """Return the hour and minute of a time in the reader's zone; a dash for None."""
+        moment = _moment(value)
+        if moment is None:
+            return NONE
+        return format_datetime(moment.astimezone(self.zone), "HH:mm", locale=self.locale)
+
     def when(self, value: datetime | str | None) -> Markup:
-        """Return a time as an element: relative to read, exact to hover, copy and sort."""
+        """Return a time as an element: relative to read and exact to hover, or the reverse."""
         moment = _moment(value)
         if moment is None:
             return Markup.escape(NONE)
+        shown = [self.exact(moment), self.relative(moment)]
+        if self.exact_times:
+            shown.reverse()
         return Markup('<time datetime="{}" title="{}">{}</time>').format(
-            moment.astimezone(UTC).isoformat(timespec="milliseconds"),
-            self.exact(moment),
-            self.relative(moment),
+            moment.astimezone(UTC).isoformat(timespec="milliseconds"), *shown
         )
 
 

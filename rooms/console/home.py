@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from litestar import Response, get
 
+from rooms.console.administration import find_waiting
 from rooms.console.conditions import condition_names, subscription_names
 from rooms.console.last_hour import read_last_hour
 from rooms.console.page import HOME, Page, PageDep
@@ -17,7 +18,7 @@ _COUNTED: Final = ("messages", "delivered", "attempts", "failed_attempts", "side
 
 @get(HOME)
 async def show_home(page: PageDep) -> Response[str]:
-    """Show parts, backlog, subscriptions that are not well, incidents, the last hour and day."""
+    """Show what is not well or waits for approval, the backlog, the last hour and day."""
     status = await page.optional("/status", limit=_SHOWN)
     found = await page.optional("/analysis/incidents", limit=5)
     since = (page.format.now - _RECENT_INCIDENTS).isoformat()
@@ -27,6 +28,7 @@ async def show_home(page: PageDep) -> Response[str]:
         conditions=condition_names(page),
         names=subscription_names((status or {}).get("subscriptions", ())),
         hour=await read_last_hour(page, "/activity"),
+        waiting=await find_waiting(page),
         usage=await _usage(page),
         incidents=[one for one in (found or {}).get("items", ()) if one["ended"] >= since],
         rooms=await page.optional("/rooms", limit=1),

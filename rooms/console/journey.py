@@ -3,7 +3,7 @@
 Time is logarithmic from the publish on, because milliseconds matter at first and days later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import log10
@@ -42,6 +42,7 @@ _BAD: Final = frozenset({LogKind.SIDELINED, LogKind.EXPIRED, LogKind.NACKED})
 _WAITS: Final = frozenset({LogKind.RETRY_SCHEDULED, LogKind.HELD, LogKind.LEASE_ENDED})
 _ENDED: Final = frozenset({LogKind.CANCELLED, LogKind.DROPPED, LogKind.PURGED})
 _MAX_GOOD_STATUS: Final = 299
+_RANKS: Final = ("bad", "warn", "busy", "off", "good")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,11 @@ def _succeeded(step: Mapping[str, Any]) -> bool:
     return step["error_class"] is None and (status is None or status <= _MAX_GOOD_STATUS)
 
 
+def worst_first(lines: Iterable[JourneyLine]) -> list[JourneyLine]:
+    """Return lines by their last steps: failures, what waits, what is under way, successes."""
+    return sorted(lines, key=lambda line: _RANKS.index(step_kind(line.steps[-1])))
+
+
 def draw_journey(began: datetime, lines: Sequence[JourneyLine], title: str) -> Markup:
     """Return the timeline as SVG. `began`: when the message was published."""
     shown = lines[:MAX_LINES]
@@ -80,7 +86,7 @@ def draw_journey(began: datetime, lines: Sequence[JourneyLine], title: str) -> M
         return _LEFT + scale * log10(1 + max(0.0, after_s) / _UNIT_S)
 
     height = _TOP + _LINE * len(shown)
-    parts: list[Markup] = []
+    parts: list[Markup] = [Markup('<text class="tick" x="{}" y="14">0 s</text>').format(_LEFT)]
     end = float(_LEFT)
     for seconds, label in _TICKS:
         x = place(seconds)

@@ -21,6 +21,12 @@ class LastHour:
     hour_ms: Mapping[str, float | None]
     """The percentiles of the whole hour."""
 
+    @property
+    def highest_ms(self) -> float | None:
+        """Return the value at the top of the chart of latencies; None: it is empty."""
+        known = (value for _, values in self.latencies_ms for value in values if value is not None)
+        return max(known, default=None)
+
 
 async def read_last_hour(page: Page, path: str) -> LastHour | None:
     """Return what `path` of the API counts; None: the viewer may not read it."""

@@ -9,7 +9,13 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
 from rooms.console.formatting import pretty_json
-from rooms.console.journey import MAX_LINES, JourneyLine, draw_journey, step_kind
+from rooms.console.journey import (
+    MAX_LINES,
+    JourneyLine,
+    draw_journey,
+    step_kind,
+    worst_first,
+)
 from rooms.console.page import DOWNLOAD, HOME, Page, PageDep
 from rooms.domain.message import MessageStatus
 from rooms.domain.state_machine import UNFINISHED, Event, State, states_allowing
@@ -26,7 +32,6 @@ _MORE: Final = (
     "application",
 )
 FILTERS: Final = ("event_type", "state", "since", "until", "business_key", *_MORE)
-_STATES: Final = [(state.value, state.value.replace("_", " ")) for state in State]
 _RESTORABLE: Final = frozenset(state.value for state in UNFINISHED | states_allowing(Event.RESTORE))
 _UNFINISHED: Final = frozenset(state.value for state in UNFINISHED)
 _STEPS: Final = 200
@@ -61,7 +66,7 @@ async def list_messages(page: PageDep, room_id: FromPath[str]) -> Response[str]:
         refused=error,
         room=room,
         found=found,
-        state_options=_STATES,
+        state_options=[(state.value, page.term(state.value)) for state in State],
         statuses=_status_names(page),
         filtered=is_filtered(page, FILTERS),
         more_filters=is_filtered(page, _MORE),
@@ -233,16 +238,16 @@ def _payload_lines(message: dict[str, Any]) -> tuple[list[str], int] | None:
 
 
 def _lines(deliveries: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[JourneyLine]:
-    """Return the steps of each delivery, in the order of the deliveries."""
+    """Return the steps of each delivery, what failed before the rest."""
     of: dict[str, list[dict[str, Any]]] = {}
     for step in steps:
         if step["delivery_id"] is not None:
             of.setdefault(step["delivery_id"], []).append(step)
     names = {one["id"]: one["subscription"] or one["subscription_id"] for one in deliveries}
-    return [
+    return worst_first(
         JourneyLine(name=names.get(identity, "…" + identity[-17:-8]), steps=found)
         for identity, found in of.items()
-    ]
+    )
 
 
 ROUTES: Final = (

@@ -3,7 +3,7 @@
 import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -21,7 +21,13 @@ from rooms.api.sessions import PORTAL_PATH
 from rooms.console import charts
 from rooms.console.api_client import ApiClient, ApiProblemError, segment, wrong_fields
 from rooms.console.assets import Asset
-from rooms.console.formatting import Formatter, find_zone, pretty_json, visible
+from rooms.console.formatting import (
+    Formatter,
+    find_zone,
+    pretty_json,
+    sentence,
+    visible,
+)
 from rooms.console.session_cookie import (
     check_origin,
     check_token,
@@ -31,6 +37,7 @@ from rooms.console.session_cookie import (
     session_key,
 )
 from rooms.console.sessions import Sessions
+from rooms.console.terms import last_answer, term
 from rooms.console.texts import LANGUAGES, choose_language, direction
 from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
@@ -154,6 +161,10 @@ class Page:
         translated = self.parts.translations[self.language].gettext(message)
         return translated % values if values else translated
 
+    def term(self, code: str) -> str:
+        """Return the words for a code of the API, in the viewer's language."""
+        return self.text(term(code))
+
     def sections(self) -> list[tuple[str, str]]:
         """Return the pages that the header links to: those that the viewer may read."""
         me, found = self.me, [(HOME, self.text("Home"))]
@@ -247,6 +258,7 @@ class Page:
             # In the frame of another site, its colours decide.
             "theme": theme if theme in _THEMES and not self.is_portal else "auto",
             "format": self.format,
+            "example_time": self.format.now - timedelta(minutes=3),
             "charts": charts,
             "assets": self.parts.assets,
             "path": path,
@@ -366,8 +378,10 @@ def make_environment() -> Environment:
     )
     environment.filters["json"] = pretty_json
     environment.filters["segment"] = segment
+    environment.filters["sentence"] = sentence
     environment.filters["typed"] = _typed
     environment.globals.update(gettext=_gettext, ngettext=_ngettext, _=_gettext)
+    environment.globals.update(term=_term, last_answer=_last_answer)
     # an attribute of the extension
     environment.extend(newstyle_gettext=True)
     # As globals, because the live part of a page is rendered without the imports of its template.
@@ -394,6 +408,19 @@ def _ngettext(context: Context, singular: str, plural: str, count: int, /, **val
     return _fill(context["translations"].ngettext(singular, plural, count), values | {"num": count})
 
 
+@pass_context
+def _term(context: Context, code: str, /) -> str:
+    """Return the words for a code of the API, in the language of the page."""
+    words: str = context["translations"].gettext(term(code)) if code else ""
+    return words
+
+
+@pass_context
+def _last_answer(context: Context, observed: Mapping[str, Any], /) -> str:
+    """Return what an endpoint answered last, in the language of the page."""
+    return last_answer(observed, context["translations"].gettext)
+
+
 def _fill(text: str, values: Mapping[str, Any]) -> Markup:
     return Markup(text) % {name: visible(value) for name, value in values.items()}  # noqa: S704 - our own texts
 
@@ -416,7 +443,12 @@ def unsigned_page(request: Request[Any, Any, Any]) -> Page:
         key=key,
         api=ApiClient(parts.api, cast("dict[str, Any]", request.scope), key),
         language=language,
-        format=Formatter(language, zone, datetime.now(UTC)),
+        format=Formatter(
+            language,
+            zone,
+            datetime.now(UTC),
+            exact_times=read_preference(request.scope, "times") == "exact",
+        ),
     )
 
 

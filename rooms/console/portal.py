@@ -32,6 +32,8 @@ from rooms.console.session_cookie import session_key
 from rooms.db.catalog.sessions import PORTAL_ENTRY_PATH, LinkKind
 from rooms.errors import RateLimitedError, UnauthenticatedError
 
+_UNWELL: Final = 20
+"""So many subscriptions that are not well come before the list of all."""
 _PAGE: Final = 25
 _BEGUN: Final = "begun"
 """The parameter of the first page, by which it knows that the browser was given a cookie."""
@@ -99,12 +101,13 @@ async def show_portal(page: PageDep) -> Response[Any]:
     is_all = contains is None and page.query("cursor") is None and found["next_cursor"] is None
     if is_all and len(found["items"]) == 1:
         return page.redirect(f"{subscriptions.PATH}/{found['items'][0]['id']}")
-    status = await page.api.get("/status", limit=1)
+    status = await page.api.get("/status", limit=_UNWELL)
     return page.render(
         "portal.html",
         found=found,
         filtered=contains is not None,
         backlog=status["backlog"],
+        unwell=status["subscriptions"] if contains is None and not page.query("cursor") else [],
         troubled=status["subscriptions_total"],
         health=await find_unwell(page, found["items"]) or {},
         conditions=condition_names(page),

@@ -139,7 +139,7 @@ def _authority(origin: str) -> str | None:
 
 
 def read_preference(scope: Mapping[str, Any], name: str) -> str | None:
-    """Return what a person chose for this browser: `language`, `theme` or `time_zone`."""
+    """Return what a person chose for this browser: `language`, `theme`, `time_zone` or `times`."""
     value = cookies_of(scope).get(f"rooms_{name}")
     if value is None:
         return None

@@ -7,6 +7,7 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.conditions import find_unwell
 from rooms.console.fields import whole_number
 from rooms.console.filters import CORRECTABLE, is_filtered, read_filters
 from rooms.console.page import HOME, Form, Page, PageDep
@@ -32,7 +33,6 @@ _REASONS: Final = (
     "unreadable",
     "orphan",
 )
-_REASON_OPTIONS: Final = [(reason, reason.replace("_", " ")) for reason in _REASONS]
 DONE: Final = {
     "shovel-scheduled": "The sideline is shoveled at this interval from now on.",
     "schedule-ended": "The schedule has ended. A shovel that runs completes.",
@@ -68,7 +68,7 @@ async def show_sideline(page: PageDep, subscription_id: FromPath[str]) -> Respon
         found=found,
         counts=await page.optional(f"{path}/counts"),
         schedule=await page.optional(f"{path}/sideline/schedule"),
-        reason_options=_REASON_OPTIONS,
+        reason_options=[(reason, page.term(reason)) for reason in _REASONS],
         filtered=is_filtered(page, FILTERS),
         more_filters=is_filtered(page, _KEYS),
         selection=_chosen_query(page),
@@ -146,7 +146,7 @@ async def set_schedule(page: PageDep, subscription_id: FromPath[str]) -> Respons
             found=await page.api.get(f"{path}/sideline", limit=_PAGE),
             counts=await page.optional(f"{path}/counts"),
             schedule=await page.optional(f"{path}/sideline/schedule"),
-            reason_options=_REASON_OPTIONS,
+            reason_options=[(reason, page.term(reason)) for reason in _REASONS],
             filtered=False,
             more_filters=False,
             selection="",
@@ -187,11 +187,15 @@ async def _show_preview(
             raise
         error = error or exc
         problem = problem or exc.problem
+    unwell = {}
+    if what == "shovel":
+        unwell = await find_unwell(page, [subscription]) or {}
     return page.render(
         f"sideline_{what}.html",
         refused=error,
         subscription=subscription,
         preview=preview,
+        unwell=unwell.get(subscription["id"]),
         chosen=_chosen(page),
         selection=_chosen_query(page),
         values=values,

@@ -13,7 +13,7 @@ from rooms.db.catalog.sessions import LinkKind
 from rooms.errors import RateLimitedError, UnauthenticatedError
 
 _YEAR_S: Final = 365 * 86_400
-_PREFERENCES: Final = ("language", "theme", "time_zone")
+_PREFERENCES: Final = ("language", "theme", "time_zone", "times")
 _MAX_PREFERENCE: Final = 64
 
 
@@ -82,7 +82,7 @@ async def leave(page: Page, path: str) -> Redirect:
 
 @post("/console/preferences", opt={PUBLIC: True})
 async def set_preferences(page: PageDep) -> Redirect:
-    """Keep language, colours and time zone in cookies of this browser."""
+    """Keep language, colours, time zone and the look of times in cookies of this browser."""
     form = await page.form()
     answer = page.redirect(safe_path(form.text("to")))
     for name in _PREFERENCES:

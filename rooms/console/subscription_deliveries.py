@@ -7,10 +7,12 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import segment
 from rooms.console.fields import typed_time
+from rooms.console.filters import is_filtered
 from rooms.console.page import PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
 from rooms.domain.state_machine import LogKind, State
 
+_FILTERS: Final = ("state", "event_type", "correlation_id", "since", "until", "cursor")
 _DELIVERIES: Final = f"{SUBSCRIPTION}/deliveries"
 _RESENDABLE: Final = frozenset({State.SIDELINED, State.EXPIRED, State.CANCELLED, State.DROPPED})
 DONE: Final = {"delivery-queued": "The delivery is queued again."}
@@ -33,7 +35,8 @@ async def list_deliveries(page: PageDep, subscription_id: FromPath[str]) -> Resp
         "subscription_deliveries.html",
         subscription=subscription,
         found=found,
-        states=[(state.value, state.value) for state in State],
+        states=[(state.value, page.term(state.value)) for state in State],
+        filtered=is_filtered(page, _FILTERS),
     )
 
 

@@ -119,7 +119,7 @@ def _play(case: _Case, now: _Side, then: _Side, count: int) -> None:
         for _ in range(_WARM_UPS):
             side.burst(case)
     for number in range(count):
-        # By turns, each first as often as the other, so that a drift of the machine cancels out.
+        # Alternately, each first as often as the other, so that a drift of the machine cancels out.
         for side in (now, then) if number % 2 == 0 else (then, now):
             side.runs.append(side.burst(case))
         if (number + 1) % _PROGRESS_EVERY == 0:

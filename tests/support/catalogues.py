@@ -17,10 +17,17 @@ from babel.messages.pofile import read_po, write_po
 from jinja2.ext import babel_extract
 
 from rooms.console.app import DONE
+from rooms.console.terms import TERMS
 from rooms.console.texts import LANGUAGES, SOURCE_LANGUAGE
 
 _FUNCTIONS: Final = ("_", "gettext", "ngettext")
-_OPTIONS: Final = {"trim_blocks": "true", "lstrip_blocks": "true"}
+# By default the texts of a template that cannot be parsed are left out without a word.
+_OPTIONS: Final = {
+    "trim_blocks": "true",
+    "lstrip_blocks": "true",
+    "extensions": "jinja2.ext.do",
+    "silent": "false",
+}
 
 Text = str | tuple[str, str]
 """A message, or the singular and the plural of one."""
@@ -40,6 +47,8 @@ def texts() -> Iterator[tuple[str, Text]]:
                 yield module.name, found
     for text in DONE.values():
         yield "DONE", text
+    for text in TERMS.values():
+        yield "TERMS", text
 
 
 def _texts_of_module(source: str) -> Iterator[str]:

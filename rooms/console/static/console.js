@@ -8,14 +8,66 @@ function showState(isLive) {
   liveState.textContent = isLive ? liveState.dataset.on : liveState.dataset.off;
 }
 
+// On a phone a row of a table is shown as a card, in which each cell has the name of its column.
+function nameCells(part) {
+  for (const table of part.querySelectorAll(".scroll > table")) {
+    const names = [...table.querySelectorAll("thead th")].map((one) => one.textContent.trim());
+    if (names.length === 0) continue;
+    for (const row of table.querySelectorAll("tbody tr")) {
+      [...row.cells].forEach((cell, index) => {
+        if (index > 0 || cell.matches(".num") || cell.firstElementChild?.matches("input")) cell.dataset.label = names[index] ?? "";
+        const isBare = ["", "–"].includes(cell.textContent.trim()) && !cell.querySelector("input, svg");
+        cell.classList.toggle("bare", isBare);
+      });
+    }
+    table.classList.add("cards");
+  }
+}
+
+nameCells(document);
+for (const here of document.querySelectorAll("nav a[aria-current]")) {
+  here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 16;
+}
+
+// What an element is, so that it is found again in the next state of the page.
+function identity(element) {
+  if (element.id) return `#${element.id}`;
+  if (element.matches("summary")) return `summary ${element.parentElement.id}`;
+  const target = element.getAttribute("href") ?? element.form?.action ?? element.getAttribute("aria-label") ?? "";
+  return `${element.tagName} ${target} ${element.textContent.trim().slice(0, 100)}`;
+}
+
+function alike(element) {
+  const name = identity(element);
+  return [...live.querySelectorAll(element.tagName)].filter((one) => identity(one) === name);
+}
+
+let isPressed = false;
+addEventListener("pointerdown", () => (isPressed = true), true);
+for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => (isPressed = false), true);
+
+function isInUse() {
+  if (isPressed) return true;
+  const selection = getSelection();
+  if (selection && !selection.isCollapsed && live.contains(selection.anchorNode)) return true;
+  return live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
+}
+
 function replaceLive(html) {
-  // What a person is using stays as it is.
-  if (live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return;
+  // What a person is using stays as it is, and what is seen stays in its place.
+  if (isInUse()) return;
   const open = [...live.querySelectorAll("details[open][id]")].map((one) => one.id);
-  const focused = live.contains(document.activeElement) ? document.activeElement.id : "";
+  const scrolled = [...live.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+  const focused = live.contains(document.activeElement) ? document.activeElement : null;
+  const number = focused ? alike(focused).indexOf(focused) : -1;
   live.innerHTML = html;
+  nameCells(live);
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-  if (focused) document.getElementById(focused)?.focus();
+  live.querySelectorAll(".scroll").forEach((one, index) => (one.scrollLeft = scrolled[index] ?? 0));
+  if (focused) {
+    const found = alike(focused);
+    found[Math.min(number, found.length - 1)]?.focus({ preventScroll: true });
+  }
 }
 
 let source = null;
@@ -45,7 +97,17 @@ if (live && live.dataset.live === "on" && live.childElementCount > 0) {
   addEventListener("pagehide", disconnect);
 }
 
+const menu = document.querySelector("details.menu");
+document.addEventListener("click", (event) => {
+  if (menu?.open && !menu.contains(event.target)) menu.open = false;
+});
+
 document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && menu?.open) {
+    menu.open = false;
+    menu.querySelector("summary").focus();
+    return;
+  }
   if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest?.("input, textarea, select, [contenteditable]")) return;
   const search = document.querySelector("form.search input");

@@ -1,5 +1,7 @@
 """Open every page of the console in a real browser: in both colour schemes, wide and narrow."""
 
+from http import HTTPStatus
+
 import pytest
 
 from rooms.console.live import MAX_PAUSE_S
@@ -32,6 +34,24 @@ def test_every_page_is_accessible_and_keeps_to_itself(
     window.check()
 
 
+def test_every_link_leads_to_a_page(opened: Open, world: World) -> None:
+    window = opened()
+    leads: dict[str, str] = {}
+    for path in world.pages():
+        window.open(path)
+        links = window.page.locator("a[href^='/']").evaluate_all(
+            "links => links.map(link => link.getAttribute('href').split('#')[0])"
+        )
+        leads |= dict.fromkeys(links, path)
+    broken = []
+    for target, path in leads.items():
+        status = window.page.request.get(f"http://{window.url}{target}").status
+        # A receipt is made later than its page.
+        if status != HTTPStatus.OK and not target.endswith("/receipt"):
+            broken.append(f"{path}: {target}: {status}")
+    assert not broken, "\n".join(broken)
+
+
 def test_every_page_can_be_read_without_scripts(opened: Open, world: World) -> None:
     window = opened(scripts=False)
     for path in world.pages():
@@ -56,6 +76,41 @@ def test_a_page_changes_while_it_is_open(opened: Open, world: World) -> None:
         timeout=2 * MAX_PAUSE_S * 1000,
     )
     window.check()
+
+
+def test_what_a_person_uses_stays_while_the_page_changes(opened: Open, world: World) -> None:
+    window = opened()
+    window.open(f"/console/subscriptions/{world.failing}/deliveries")
+    page = window.page
+    page.locator("#live-state", has_text="live").wait_for()
+    page.set_viewport_size({"width": 700, "height": 500})
+    page.evaluate("document.querySelector('#live .scroll').scrollLeft = 30")
+    focused = page.locator("#live tbody a").nth(2)
+    focused.evaluate("link => link.focus({ preventScroll: true })")
+    before = focused.get_attribute("href")
+    moved = page.evaluate("document.querySelector('#live .scroll').scrollLeft")
+    assert moved > 0
+    page.evaluate("document.querySelector('#live').firstElementChild.dataset.old = 'yes'")
+    body = {"event_type": "order.paid", "payload": {"amount": 1}}
+    world.service.post(f"/rooms/{world.room}/messages", body)
+    replaced = "() => !document.querySelector('#live').firstElementChild.dataset.old"
+    page.wait_for_function(replaced, timeout=2 * MAX_PAUSE_S * 1000)
+    assert page.evaluate("document.activeElement.getAttribute('href')") == before
+    assert page.evaluate("document.querySelector('#live .scroll').scrollLeft") == moved
+    window.check()
+
+
+def test_a_table_is_read_as_cards_on_a_phone(opened: Open, world: World) -> None:
+    window = opened(width=NARROW)
+    window.open(f"/console/subscriptions/{world.failing}/sideline")
+    cells = window.page.locator(".scroll tbody tr").first.locator("td")
+    names = window.page.locator(".scroll thead th").all_inner_texts()
+    assert cells.evaluate_all("cells => cells.map(cell => cell.dataset.label)") == names
+    widths = window.page.locator(".scroll").evaluate_all(
+        "parts => parts.map(part => part.scrollWidth - part.clientWidth)"
+    )
+    assert widths
+    assert max(widths) <= 0
 
 
 def test_the_shortcut_leads_to_the_search(opened: Open) -> None:

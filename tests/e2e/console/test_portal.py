@@ -236,7 +236,7 @@ def test_the_frame_is_read_without_scripts(
     frame = framed(window, shop, link_to(secure[0], "read", secure[0].failing))
     frame.locator("h1", has_text="mail-").wait_for()
     frame.get_by_role("link", name="Deliveries", exact=True).click()
-    frame.locator("td code").first.wait_for()
+    frame.locator("td a.id").first.wait_for()
     window.check()
 
 

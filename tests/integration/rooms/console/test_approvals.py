@@ -28,7 +28,10 @@ async def waiting(browser: Browser, name: str = "births") -> tuple[Member, int, 
 async def test_a_subscription_is_approved_with_a_reason(browser: Browser) -> None:
     other, _, made = await waiting(browser)
     await browser.sign_in("developer")
-    assert "1 subscription waits" in (await browser.get("/console/administration")).text
+    for path in ("/console/administration", "/console"):
+        page = await browser.get(path)
+        assert "1 subscription waits" in page.text, path
+        assert PATH in page.links, path
     page = await browser.get(PATH)
     assert other.name in page.text
     page = await browser.submit(page, f"{PATH}/{made['id']}/approve", reason="as agreed")

@@ -190,7 +190,7 @@ async def test_a_sidelined_delivery_is_sent_again(browser: Browser) -> None:
     assert f"{path}/redeliver" not in [form.action for form in page.forms]
     await sidelined(browser.api, things["delivery"])
     page = await browser.get(path)
-    assert "status: gone" in page.text
+    assert '<p class="notice bad"><bdi>HTTP 410 gone</bdi></p>' in page.html
     done = await browser.submit(page, f"{path}/redeliver")
     assert "The delivery is queued again" in done.text
     again = await browser.submit(page, f"{path}/redeliver")

@@ -135,7 +135,7 @@ async def test_a_message_is_checked_and_published_once(browser: Browser) -> None
     assert message.json()["headers"] == {"X-One": "1"}
     assert (found[0]["priority"], found[0]["ordering_key"]) == (9, "a b")
     tail = await browser.get(f"/console/rooms/{room}/tail")
-    assert found[0]["id"] in tail.text
+    assert f"/console/messages/{found[0]['id']}" in tail.links
     assert "a b" in tail.text
     assert (
         "No message is like this"

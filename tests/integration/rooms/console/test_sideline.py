@@ -27,7 +27,7 @@ async def test_nothing_sidelined_says_so(browser: Browser) -> None:
 
 @pytest.mark.parametrize(
     ("role", "link", "may_shovel"),
-    [("operator", "Bring them back", True), ("viewer", "See them", False)],
+    [("operator", "Bring 3 deliveries back", True), ("viewer", "See the sideline", False)],
 )
 async def test_a_subscription_that_is_not_well_leads_to_its_sideline(
     browser: Browser, role: str, link: str, *, may_shovel: bool
@@ -62,13 +62,20 @@ async def test_from_the_list_to_messages_that_are_back(browser: Browser) -> None
     assert "3 of 3" in done.text
 
 
+async def test_bringing_back_says_that_the_endpoint_still_fails(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    at = f"/console/subscriptions/{subscription['id']}/sideline/shovel"
+    await browser.sign_in("operator")
+    assert "The last answer of the endpoint was a failure: HTTP 503" in (await browser.get(at)).text
+
+
 async def test_a_selection_goes_into_the_preview_and_the_job(browser: Browser) -> None:
     subscription = await sidelined(browser.api)
     of = f"/console/subscriptions/{subscription['id']}/sideline"
     await browser.sign_in("operator")
     page = await browser.get(f"{of}?error=GONE&reason=terminal_status")
-    assert "status: gone" in page.text
-    assert "status: busy" not in page.text
+    assert "<bdi>HTTP 503 gone</bdi>" in page.html
+    assert "busy</bdi>" not in page.html
     (link,) = [one for one in page.links if one.startswith(f"{of}/shovel?")]
     preview = await browser.get(link)
     assert "Bring back 1 delivery of sub" in preview.text

@@ -85,10 +85,11 @@ async def test_what_fails_is_shown_so_wherever_it_is_listed(browser: Browser) ->
     page = await browser.get(f"/console/subscriptions/{crm}")
     notice = page.html.partition('<section class="notice bad"')[2].partition("</section>")[0]
     assert "failing" in notice
-    assert "since" in notice
+    assert "began" in notice
     assert f'/console/subscriptions/{other["id"]}"' in notice
     assert "erp" in notice
-    assert "test call" in notice
+    assert "must be put right" in notice
+    assert "/call" not in notice
     assert HOSTILE not in page.html
     assert ">shop<" in page.html.partition('class="crumbs"')[2]
 
@@ -122,7 +123,7 @@ async def test_the_last_hour_is_drawn_by_the_minute(browser: Browser) -> None:
         assert "The last hour, by the minute" in page.text, path
         assert "Failed attempts 3" in page.text
         assert "Delivered 1" in page.text
-        assert '<path class="line p99"' in page.html
+        assert '<path class="line p99 point"' in page.html
 
 
 async def test_a_subscription_shows_its_health_lane_and_deliveries(browser: Browser) -> None:

@@ -50,5 +50,5 @@ def test_attempts_are_in_order(times: list[tuple[float, float]]) -> None:
 def test_lines_have_one_scale_and_show_single_points() -> None:
     drawing = charts.lines([("p50", [1, None, 2]), ("p99", [None, 4, None]), ("p95", [])], "title")
     assert drawing.count("<path") == 2
-    assert 'class="line p50" d="M2.0 29.0h0 M238.0 20.0h0"' in drawing
-    assert 'class="line p99" d="M120.0 2.0h0"' in drawing
+    assert 'class="line p50 point" d="M2.0 29.0h0 M238.0 20.0h0"' in drawing
+    assert 'class="line p99 point" d="M120.0 2.0h0"' in drawing

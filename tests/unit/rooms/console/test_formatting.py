@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.console.formatting import Formatter, find_zone, visible
+from rooms.console.formatting import Formatter, find_zone, sentence, visible
 
 NOW = datetime(2026, 11, 23, 14, 0, tzinfo=UTC)
 ENGLISH = Formatter("en", UTC, NOW)
@@ -83,3 +83,22 @@ def test_what_is_no_time_is_a_dash(value: str | None) -> None:
 @pytest.mark.parametrize("name", ["../../etc/passwd", "x" * 1000, "", "Nowhere/Town", None, "\x00"])
 def test_an_unknown_zone_is_utc(name: str | None) -> None:
     assert find_zone(name) is UTC
+
+
+def test_a_sentence_begins_with_a_capital_and_keeps_the_others() -> None:
+    assert sentence("vorschau der Aufbewahrung") == "Vorschau der Aufbewahrung"
+    assert sentence("") == ""
+
+
+def test_a_clock_shows_the_hour_of_the_reader() -> None:
+    assert ENGLISH.clock("2026-11-23T14:05:59Z") == "14:05"
+    assert GERMAN.clock("2026-11-23T14:05:59Z") == "15:05"
+    assert GERMAN.clock(None) == ENGLISH.exact(None)
+
+
+def test_times_are_relative_or_exact_as_the_reader_likes() -> None:
+    exact = Formatter("en", UTC, NOW, exact_times=True)
+    assert ENGLISH.when(NOW - timedelta(minutes=5)).endswith(">5 minutes ago</time>")
+    shown = exact.when(NOW - timedelta(minutes=5))
+    assert 'title="5 minutes ago"' in shown
+    assert shown.endswith(">2026-11-23 13:55:00.000 UTC</time>")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rooms.console.journey import MAX_LINES, JourneyLine, draw_journey, step_kind
+from rooms.console.journey import MAX_LINES, JourneyLine, draw_journey, step_kind, worst_first
 from rooms.domain.state_machine import LogKind
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,6 +44,15 @@ def test_a_step_before_the_publish_by_the_clock_of_another_host_is_at_its_begin(
 def test_the_number_of_lines_is_bounded() -> None:
     lines = [JourneyLine(name=f"s{n}", steps=[step("enqueued", n)]) for n in range(100)]
     assert str(draw_journey(BEGAN, lines, "t")).count('class="name"') == MAX_LINES
+
+
+def test_what_failed_is_drawn_before_what_arrived() -> None:
+    last = ("delivered", "enqueued", "held", "sidelined", "cancelled", "delivered")
+    lines = [
+        JourneyLine(name=str(number), steps=[step("enqueued", 0), step(kind, 1)])
+        for number, kind in enumerate(last)
+    ]
+    assert [line.name for line in worst_first(lines)] == ["3", "2", "1", "4", "0", "5"]
 
 
 def test_names_are_text() -> None:

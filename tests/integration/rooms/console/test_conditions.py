@@ -1,0 +1,41 @@
+"""Test what the pages about subscriptions say to a person who looks for what to do."""
+
+from tests.integration.rooms.console.browser import Browser
+from tests.integration.rooms.console.test_subscriptions import world
+
+
+async def test_an_open_circuit_says_what_closes_it(browser: Browser) -> None:
+    room, crm = await world(browser.api, circuit_failures=1)
+    await browser.api.sql(
+        "INSERT INTO lanes (room_id, id, circuit_open, circuit_since, probe_at)"
+        " VALUES (%s, %s, true, now(), now() + interval '5 min') RETURNING 1",
+        room,
+        crm,
+    )
+    await browser.sign_in("operator")
+    page = await browser.get(f"/console/subscriptions/{crm}")
+    assert "The next probe: in 5 minutes" in page.text
+    resume = f"/console/subscriptions/{crm}/resume"
+    assert "Close the circuit now" in page.text
+    done = await browser.submit(page, resume)
+    assert "circuit open" not in done.text
+
+
+async def test_times_are_exact_where_a_person_likes_it(browser: Browser) -> None:
+    _, crm = await world(browser.api)
+    await browser.sign_in("viewer")
+    at = f"/console/subscriptions/{crm}"
+    page = await browser.get(at)
+    assert "ago</time>" in page.html
+    await browser.submit(page, "/console/preferences", times="exact")
+    assert "ago</time>" not in (await browser.get(at)).html
+
+
+async def test_a_list_without_deliveries_says_what_to_do(browser: Browser) -> None:
+    room, crm = await world(browser.api)
+    await browser.sign_in("owner")
+    at = f"/console/subscriptions/{crm}/deliveries"
+    page = await browser.get(at)
+    assert f"rooms publish {room} EVENT_TYPE" in page.text
+    assert f"/console/rooms/{room}/publish" in page.links
+    assert "No delivery is like this" in (await browser.get(f"{at}?state=held")).text
