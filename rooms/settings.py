@@ -222,6 +222,12 @@ class Settings:
     KiB of each; 429 above. At least `ROOMS_MAX_BODY_BYTES`. The same number of bytes of unread
     answers is held before the fullest connections are closed.
     """
+    organisation_queries: int
+    """Queries of one organisation at a time in one API process, of the 20 connections for all but
+    publishing and pulling. Further ones wait 10 s; 429 afterwards.
+    """
+    query_timeout_s: int
+    """Seconds after which PostgreSQL stops a query of the API; 503 with the advice to narrow it."""
     max_consumers: int
     """Streams and waiting polls of one organisation in one API process; 429 above."""
     public_url: str | None
@@ -347,6 +353,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         organisation_body_bytes=read.number(
             "ROOMS_ORGANISATION_BODY_BYTES", 256 * 1024 * 1024, 1024, 1 << 40
         ),
+        organisation_queries=read.number("ROOMS_ORGANISATION_QUERIES", 8, 1, 20),
+        query_timeout_s=read.number("ROOMS_QUERY_TIMEOUT_S", 30, 1, 3600),
         max_consumers=read.number("ROOMS_MAX_CONSUMERS", 2000, 1, 1_000_000),
         public_url=read.address_of_web("ROOMS_PUBLIC_URL", check_origin),
         frame_ancestors=read.origins("ROOMS_FRAME_ANCESTORS"),

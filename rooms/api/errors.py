@@ -21,6 +21,7 @@ from rooms.errors import (
     MagazineUnavailableError,
     MalformedError,
     NotFoundError,
+    QueryTimeoutError,
     QuotaConflictError,
     QuotaExceededError,
     QuotaTooLargeError,
@@ -171,7 +172,7 @@ def to_field_path(path: str) -> str:
 
 def _unavailable_detail(error: TransientError) -> str:
     # The message of a store may name hosts and files: it is only for the log.
-    if isinstance(error, RateLimitedError):
+    if isinstance(error, RateLimitedError | QueryTimeoutError):
         return str(error)
     OUTAGES.record_failure(error, REQUESTS_REFUSED)
     return next(

@@ -128,13 +128,16 @@ async def list_versions(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> EventTypeVersionPage:
-    """List the versions of an event type with their schemas, newest first."""
+    """List the versions of an event type with their schemas, newest first.
+
+    A page ends early where its schemas have 1 MiB.
+    """
     room, wanted = parse_room(room_id), parse_name(name)
     page = PageRequest(services.cipher, _VERSION_LIST, limit, cursor)
     async with transaction(services.engine) as connection:
         await check_visible(connection, principal, room, wanted)
         before = None if page.after is None else int(page.after)
-        found = await records.list_versions(
+        found, is_cut = await records.list_versions(
             connection, room, wanted, before=before, limit=page.fetch_limit
         )
         if not found and before is None:
@@ -143,6 +146,7 @@ async def list_versions(
         EventTypeVersionPage,
         found,
         position=lambda version: str(version.version),
+        further=str(found[-1].version) if is_cut else None,
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any, Final
 from sqlalchemy import (
     RowMapping,
     Select,
+    Text,
+    cast,
     delete,
     exists,
     false,
@@ -30,6 +32,10 @@ from rooms.db.tables.rooms import event_type_versions, event_types, subscription
 from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, is_pattern
 from rooms.domain.ids import RoomId
 from rooms.errors import ConflictError, NotFoundError
+
+MAX_LISTED_BYTES: Final = 1024 * 1024
+"""Bytes of schemas after which a list of versions has no further one."""
+_READ_BATCH: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +192,34 @@ async def find_version(
 
 async def list_versions(
     connection: AsyncConnection, room: RoomId, name: str, *, before: int | None, limit: int
-) -> Sequence[EventTypeVersion]:
-    """Return the versions of a type, newest first; empty if there is no such type."""
-    statement = _versions(room, name).order_by(event_type_versions.c.version.desc()).limit(limit)
-    if before is not None:
-        statement = statement.where(event_type_versions.c.version < before)
-    return [_version(row) for row in (await connection.execute(statement)).mappings()]
+) -> tuple[Sequence[EventTypeVersion], bool]:
+    """Return the versions of a type, newest first; empty if there is no such type.
+
+    And whether the list may go on although there are fewer than `limit`: from the one on with which
+    their schemas have `MAX_LISTED_BYTES`, versions are left out.
+    """
+    found: list[EventTypeVersion] = []
+    size = 0
+    while len(found) < limit:
+        count = min(_READ_BATCH, limit - len(found))
+        statement = (
+            _versions(room, name)
+            .add_columns(func.octet_length(cast(event_type_versions.c.schema, Text)).label("size"))
+            .order_by(event_type_versions.c.version.desc())
+            .limit(count)
+        )
+        last = found[-1].version if found else before
+        if last is not None:
+            statement = statement.where(event_type_versions.c.version < last)
+        rows = (await connection.execute(statement)).mappings().all()
+        for row in rows:
+            found.append(_version(row))
+            size += row["size"] or 0
+            if size >= MAX_LISTED_BYTES:
+                return found, True
+        if len(rows) < count:
+            break
+    return found, False
 
 
 async def replace_schema(

@@ -196,3 +196,37 @@ async def test_lists_go_by_pages(api: Api, room: int) -> None:
     ).json()
     assert [one["name"] for one in first["items"] + rest["items"]] == list(reversed(names))
     assert rest["next_cursor"] is None
+
+
+async def test_a_page_of_large_schemas_ends_early(api: Api, room: int) -> None:
+    schema = {"description": "x" * 200_000}
+    path = f"/rooms/{room}/event-types"
+    await api.made(path, {"name": "large", "schema": schema})
+    for _ in range(7):
+        await api.made(f"{path}/large/versions", {"schema": schema})
+    seen: list[list[int]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        after = f"&cursor={cursor}" if cursor else ""
+        answer = await api.call("GET", f"{path}/large/versions?limit=200{after}")
+        assert len(answer.content) < 1_300_000
+        seen.append([one["version"] for one in answer.json()["items"]])
+        cursor = answer.json()["next_cursor"]
+    assert seen == [[8, 7, 6, 5, 4, 3], [2, 1]]
+
+
+async def test_the_directory_shows_schemas_up_to_a_size_of_a_room(api: Api) -> None:
+    listed = (await api.room("listed", key="stranger", visibility="listed"))["id"]
+    for number in range(10):
+        schema = {"description": f"{number}" + "x" * 4000}
+        body = {"name": f"type-{number}", "schema": schema}
+        await api.made(f"/rooms/{listed}/event-types", body, "stranger")
+    await api.made(
+        f"/rooms/{listed}/event-types",
+        {"name": "huge", "schema": {"description": "x" * 200_000}},
+        "stranger",
+    )
+    (found,) = (await api.call("GET", "/directory")).json()["items"]
+    shown = [one["name"] for one in found["event_types"] if one["schema"] is not None]
+    assert shown == [f"type-{number}" for number in range(8)]
+    assert len(found["event_types"]) == 11

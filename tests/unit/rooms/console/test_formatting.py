@@ -1,12 +1,20 @@
 """Test how numbers, times and hostile text are shown."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.console.formatting import Formatter, find_zone, visible
+from rooms.console.formatting import (
+    Formatter,
+    count_indents,
+    find_zone,
+    first_lines,
+    pretty_json,
+    visible,
+)
 
 NOW = datetime(2026, 11, 23, 14, 0, tzinfo=UTC)
 ENGLISH = Formatter("en", UTC, NOW)
@@ -83,3 +91,41 @@ def test_what_is_no_time_is_a_dash(value: str | None) -> None:
 @pytest.mark.parametrize("name", ["../../etc/passwd", "x" * 1000, "", "Nowhere/Town", None, "\x00"])
 def test_an_unknown_zone_is_utc(name: str | None) -> None:
     assert find_zone(name) is UTC
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+ENOUGH = 10**9
+
+
+@given(JSON_VALUES)
+def test_json_with_indents_is_that_of_the_standard_library(value: object) -> None:
+    expected = json.dumps(value, indent=2, ensure_ascii=False)
+    assert pretty_json(value, ENOUGH) == expected
+    assert first_lines(value, ENOUGH) == (expected.split("\n"), 0)
+    indents = sum(len(line) - len(line.lstrip(" ")) for line in expected.split("\n"))
+    assert count_indents(value) == indents
+
+
+@given(JSON_VALUES, st.integers(1, 100))
+def test_cut_json_is_the_beginning_of_the_whole(value: object, limit: int) -> None:
+    expected = json.dumps(value, indent=2, ensure_ascii=False)
+    cut = pretty_json(value, limit)
+    assert cut == expected if len(expected) <= limit else cut == f"{expected[:limit]}…"
+    lines, more = first_lines(value, limit)
+    assert lines == expected.split("\n")[: len(lines)]
+    assert len(lines) + more == expected.count("\n") + 1
+    assert len(lines) == 1 or len("\n".join(lines)) <= limit
+
+
+def test_what_is_not_shown_of_deep_json_is_not_made() -> None:
+    value: object = [1] * 100_000
+    for _ in range(2000):  # deeper than a function could call itself
+        value = [value]
+    # With its indents it has 400 million characters.
+    assert len(pretty_json(value)) < 4000
+    lines, more = first_lines(value, 100_000)
+    assert sum(map(len, lines)) < 100_000
+    assert len(lines) + more == 100_000 + 2 * 2001
