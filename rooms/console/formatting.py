@@ -237,8 +237,11 @@ class Formatter:
         moment = _moment(value)
         if moment is None:
             return NONE
-        local = moment.astimezone(self.zone)
-        return format_datetime(local, "yyyy-MM-dd HH:mm:ss.SSS zzz", locale=self.locale)
+        try:
+            moment = moment.astimezone(self.zone)
+        except OverflowError:  # in the year 0 or 10000 there
+            moment = moment.astimezone(UTC)
+        return format_datetime(moment, "yyyy-MM-dd HH:mm:ss.SSS zzz", locale=self.locale)
 
     def relative(self, value: datetime | str | None) -> str:
         """Return a time as the reader would say it: `3 minutes ago`."""
@@ -266,6 +269,7 @@ def _moment(value: datetime | str | None) -> datetime | None:
     if value is None or isinstance(value, datetime):
         return value
     try:
-        return datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(value)
     except ValueError:
         return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

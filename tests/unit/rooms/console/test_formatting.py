@@ -83,6 +83,18 @@ def test_times_are_relative_with_the_exact_one_beside() -> None:
     assert "3 minutes ago" in element
 
 
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "America/Los_Angeles"])
+@pytest.mark.parametrize("value", ["9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00Z"])
+def test_a_time_that_the_zone_has_not_is_shown_in_utc_at_worst(zone: str, value: str) -> None:
+    element = Formatter("en", find_zone(zone), NOW).when(value)
+    assert f'datetime="{value[:19]}.' in element
+    assert value[:4] in element
+
+
+def test_a_time_without_an_offset_is_taken_as_utc() -> None:
+    assert GERMAN.exact("2026-11-23T13:57:00") == "2026-11-23 14:57:00.000 MEZ"
+
+
 @pytest.mark.parametrize("value", [None, "nonsense", ""])
 def test_what_is_no_time_is_a_dash(value: str | None) -> None:
     assert len(ENGLISH.when(value)) == 1
