@@ -152,6 +152,10 @@ class Settings:
     """Largest JSON Schema; 422 above. A stored one that is larger is refused when a message of its
     version is published.
     """
+    max_room_schema_bytes: int
+    """Most bytes of the schemas of all versions in a room; 422 above. Publishing holds them in
+    memory. Each version counts as 256 bytes more.
+    """
     validation_ms: int
     """CPU time that the schemas and filters of one request may take in the sandbox. Above it a
     payload is refused (422), and a filter counts as failed. One filter may take a quarter of
@@ -325,6 +329,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         max_body_bytes=read.number("ROOMS_MAX_BODY_BYTES", 16 * 1024 * 1024, 1024, 1 << 30),
         max_batch=read.number("ROOMS_MAX_BATCH", 1000, 1, 10_000),
         max_schema_bytes=read.number("ROOMS_MAX_SCHEMA_BYTES", 256 * 1024, 1024, 16 * 1024 * 1024),
+        max_room_schema_bytes=read.number(
+            "ROOMS_MAX_ROOM_SCHEMA_BYTES", 16 * 1024 * 1024, 1024, 1 << 30
+        ),
         validation_ms=read.number("ROOMS_VALIDATION_MS", 1000, 10, 60_000),
         validation_processes=read.number("ROOMS_VALIDATION_PROCESSES", 2, 1, 64),
         validation_memory_bytes=read.number(

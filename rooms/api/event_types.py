@@ -108,6 +108,7 @@ async def append_version(
         await room_records.touch_room(connection, principal, room)
         new_id = services.ids.generate(room, services.clock.now_ms())
         made = await records.add_version(connection, room, name, schema, new_id=new_id)
+        await records.check_total_size(connection, room, services.settings.max_room_schema_bytes)
     services.notifier.notify(Channel.CONFIG, str(room))
     return made
 
@@ -196,6 +197,7 @@ async def rewrite_version(
     async with change.transaction() as connection:
         await room_records.touch_room(connection, principal, room)
         changed = await records.replace_schema(connection, room, wanted, number, data.schema)
+        await records.check_total_size(connection, room, services.settings.max_room_schema_bytes)
     services.notifier.notify(Channel.CONFIG, str(room))
     return changed
 
@@ -306,6 +308,7 @@ async def declare(
             new_id=services.ids.generate(room, now_ms),
             version_id=services.ids.generate(room, now_ms),
         )
+        await records.check_total_size(connection, room, services.settings.max_room_schema_bytes)
     services.notifier.notify(Channel.CONFIG, str(room))
     return made
 

@@ -31,10 +31,12 @@ from rooms.db.tables.messages import messages
 from rooms.db.tables.rooms import event_type_versions, event_types, subscriptions
 from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, is_pattern
 from rooms.domain.ids import RoomId
-from rooms.errors import ConflictError, NotFoundError
+from rooms.errors import ConflictError, FieldProblem, InvalidError, NotFoundError
 
 MAX_LISTED_BYTES: Final = 1024 * 1024
 """Bytes of schemas after which a list of versions has no further one."""
+VERSION_BYTES: Final = 256
+"""Bytes that a version counts beside its schema."""
 _READ_BATCH: Final = 8
 
 
@@ -220,6 +222,27 @@ async def list_versions(
         if len(rows) < count:
             break
     return found, False
+
+
+async def check_total_size(connection: AsyncConnection, room: RoomId, max_bytes: int) -> None:
+    """Check the size of all schemas of a room, which publishing holds in memory.
+
+    Each version counts as `VERSION_BYTES` more. InvalidError: it is more than `max_bytes`.
+    """
+    stored = func.coalesce(func.octet_length(cast(event_type_versions.c.schema, Text)), 0)
+    statement = select(func.coalesce(func.sum(stored + VERSION_BYTES), 0)).where(
+        event_type_versions.c.room_id == room
+    )
+    total = await connection.scalar(statement) or 0
+    if total > max_bytes:
+        raise InvalidError(
+            FieldProblem(
+                "schema",
+                f"the schemas of this room would have {total} bytes, each version counted as"
+                f" {VERSION_BYTES} more; the limit is {max_bytes}: delete versions that are not"
+                " used, or make another room",
+            )
+        )
 
 
 async def replace_schema(
