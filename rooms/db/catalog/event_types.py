@@ -27,17 +27,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
+from rooms.db.bounded_lists import read_bounded
 from rooms.db.tables.messages import messages
 from rooms.db.tables.rooms import event_type_versions, event_types, subscriptions
 from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, is_pattern
 from rooms.domain.ids import RoomId
 from rooms.errors import ConflictError, FieldProblem, InvalidError, NotFoundError
 
-MAX_LISTED_BYTES: Final = 1024 * 1024
-"""Bytes of schemas after which a list of versions has no further one."""
 VERSION_BYTES: Final = 256
 """Bytes that a version counts beside its schema."""
-_READ_BATCH: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,31 +195,25 @@ async def list_versions(
 ) -> tuple[Sequence[EventTypeVersion], bool]:
     """Return the versions of a type, newest first; empty if there is no such type.
 
-    And whether the list may go on although there are fewer than `limit`: from the one on with which
-    their schemas have `MAX_LISTED_BYTES`, versions are left out.
+    And whether the list may go on, because it ended where the schemas have enough bytes.
     """
-    found: list[EventTypeVersion] = []
-    size = 0
-    while len(found) < limit:
-        count = min(_READ_BATCH, limit - len(found))
+    sizes: dict[int, int] = {}
+
+    async def read(last: EventTypeVersion | None, count: int) -> Sequence[EventTypeVersion]:
         statement = (
             _versions(room, name)
             .add_columns(func.octet_length(cast(event_type_versions.c.schema, Text)).label("size"))
             .order_by(event_type_versions.c.version.desc())
             .limit(count)
         )
-        last = found[-1].version if found else before
-        if last is not None:
-            statement = statement.where(event_type_versions.c.version < last)
+        after = before if last is None else last.version
+        if after is not None:
+            statement = statement.where(event_type_versions.c.version < after)
         rows = (await connection.execute(statement)).mappings().all()
-        for row in rows:
-            found.append(_version(row))
-            size += row["size"] or 0
-            if size >= MAX_LISTED_BYTES:
-                return found, True
-        if len(rows) < count:
-            break
-    return found, False
+        sizes.update((row["version"], row["size"] or 0) for row in rows)
+        return [_version(row) for row in rows]
+
+    return await read_bounded(read, limit, lambda one: sizes[one.version])
 
 
 async def check_total_size(connection: AsyncConnection, room: RoomId, max_bytes: int) -> None:
