@@ -34,6 +34,9 @@ _IDENTIFIER: Final = re.compile("[A-Za-z0-9_-]+")
 _MAX_PAYLOAD_LIMIT_BYTES: Final = 1024 * 1024
 
 
+_MAX_RESOURCE_BODY_BYTES: Final = 2 * 1024 * 1024
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Hold every setting. ROOMS_LISTEN sets both `listen_host` and `listen_port`."""
@@ -272,6 +275,15 @@ class Settings:
     def uses_relay(self) -> bool:
         """Return whether another broker than PostgreSQL carries the deliveries."""
         return self.broker_url is not None and urlsplit(self.broker_url).scheme != "postgresql"
+
+    @property
+    def max_resource_body_bytes(self) -> int:
+        """Return the largest body of a request that publishes nothing.
+
+        It is decoded at once on the event loop, and the largest schema or payload fits.
+        """
+        largest = max(self.max_schema_bytes, self.max_payload_bytes)
+        return min(self.max_body_bytes, max(_MAX_RESOURCE_BODY_BYTES, 2 * largest))
 
     @property
     def analysis_location(self) -> str:

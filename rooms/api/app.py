@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Final
 
 from litestar import Litestar, Router
@@ -61,7 +62,13 @@ from rooms.api import (
     subscriptions,
     usage,
 )
-from rooms.api.auth import authorize, declare_scopes, provide_principal, provide_services
+from rooms.api.auth import (
+    DATA_PLANE,
+    authorize,
+    declare_scopes,
+    provide_principal,
+    provide_services,
+)
 from rooms.api.changes import RefusalJournal, provide_change
 from rooms.api.deps import ApiServices
 from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
@@ -168,7 +175,11 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
 
 def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
     """Return the API over `services` as an ASGI application."""
-    routes, refusals = ROUTES, RefusalJournal()
+    refusals, settings = RefusalJournal(), services.settings
+    routes = [
+        one if one.opt.get(DATA_PLANE) else _bounded(one, settings.max_resource_body_bytes)
+        for one in ROUTES
+    ]
     app = Litestar(
         route_handlers=[
             Router(
@@ -180,7 +191,7 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
                     "change": Provide(provide_change),
                 },
             ),
-            *govstack_routers(_check_query),
+            *govstack_routers(_check_query, settings.max_resource_body_bytes),
             *health.ROUTES,
             *receipts.PUBLIC_ROUTES,
         ],
@@ -210,7 +221,7 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
         after_exception=[refusals.after_exception],
         on_shutdown=[refusals.close],
         state=State({"services": services, "creator": SubscriptionCreator()}),
-        request_max_body_size=services.settings.max_body_bytes,
+        request_max_body_size=settings.max_body_bytes,
         logging_config=None,
         debug=debug,
     )
@@ -222,6 +233,13 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
     for handler, path in govstack_handlers(app):
         register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
     return app
+
+
+def _bounded(handler: HTTPRouteHandler, max_body_bytes: int) -> HTTPRouteHandler:
+    """Return a route with a bound of its own for bodies."""
+    own = copy(handler)
+    own.request_max_body_size = max_body_bytes
+    return own
 
 
 def route_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:

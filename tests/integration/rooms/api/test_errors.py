@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rooms.api.app import route_handlers
+from rooms.api.codec import decode
 from rooms.domain.state_machine import Scope
+from rooms.errors import InvalidError
 from tests.conftest import administer
 from tests.integration.rooms.api.conftest import Api, make_key, open_api, room_body
 
@@ -290,3 +292,55 @@ async def test_a_whole_number_may_be_written_as_a_fraction(api: Api) -> None:
     assert answer.json()["delivery_delay_ms"] == 1000
     answer = await api.call("POST", "/rooms", content=body.replace(b"1000.0", b"1000.5"))
     assert [error["field"] for error in answer.json()["errors"]] == ["delivery_delay_ms"]
+
+
+async def test_long_names_of_a_request_are_cut_in_its_problem(api: Api) -> None:
+    long = "a" * 1_000_000
+    many = {f"unknown{number}": 1 for number in range(10)}
+    for body in (
+        {**room_body(), long: 1},
+        {**room_body(), f" - at `{long}`": 1},
+        {**room_body(), "name": {long: 1}},
+        {**room_body(), "x": {long: {long[:500_000]: "\x00"}}},
+        {**room_body(), f"{long}\x00": 1},
+        {**room_body(), **many},
+    ):
+        answer = await api.call("POST", "/rooms", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["errors"]
+        assert len(answer.content) < 10_000
+    query = "&".join(f"unknown{number}=1" for number in range(3000))
+    answer = await api.call("GET", f"/rooms?{query}")
+    assert answer.status_code == 422
+    assert len(answer.json()["errors"]) == 100
+
+
+def test_the_place_of_a_wrong_character_is_found_without_the_paths_of_all_others() -> None:
+    # A stalled loop would last half a minute; the field had 15 million characters.
+    name = "k" * 17_000
+    body = (f'{{"{name}":' * 900 + '"\\u0000"' + "}" * 900).encode()
+    with pytest.raises(InvalidError) as refused:
+        decode(body, dict[str, Any])
+    (problem,) = refused.value.problems
+    assert len(problem.field) < 130 * 900
+    for text, path in (
+        ('{"a": [1, {"b c": "\\u0000"}]}', "a[1].b c"),
+        ('{"a": {"b\\u0000": 1}}', "a.b\\u0000"),
+        ('["\\u0000"]', "[0]"),
+        ('"\\u0000"', "body"),
+    ):
+        with pytest.raises(InvalidError) as refused:
+            decode(text.encode(), Any)
+        assert refused.value.problems[0].field == path
+
+
+async def test_what_publishes_nothing_has_a_smaller_body(api: Api) -> None:
+    room = (await api.room())["id"]
+    huge = b'{"name": "t", "schema": {"a": [' + b",".join([b"{}"] * 1_000_000) + b"]}}"
+    answer = await api.call("POST", f"/rooms/{room}/event-types", content=huge)
+    assert answer.status_code == 413
+    assert "may have 2097152 bytes" in answer.json()["detail"]
+    await api.made("/queues", {"name": "orders"})
+    messages = {"messages": [{"payload": "x" * 200_000}] * 15}
+    batch = await api.call("POST", "/queues/orders/messages/batch", json=messages)
+    assert batch.status_code == 202
