@@ -278,7 +278,7 @@ class Settings:
 
     @property
     def max_resource_body_bytes(self) -> int:
-        """Return the largest body of a request that publishes nothing.
+        """Return the largest body of a request that is no batch of messages.
 
         It is decoded at once on the event loop, and the largest schema or payload fits.
         """

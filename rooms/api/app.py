@@ -63,7 +63,6 @@ from rooms.api import (
     usage,
 )
 from rooms.api.auth import (
-    DATA_PLANE,
     authorize,
     declare_scopes,
     provide_principal,
@@ -82,6 +81,8 @@ from rooms.errors import RoomsError
 
 VERSION: Final = "1"
 PREFIX: Final = "/v1"
+_BATCH: Final = "/batch"
+"""The end of the paths that take several messages."""
 _PATH_PARAMETER: Final = re.compile(r"\{([a-z_]+)")
 _DESCRIPTION: Final = """
 Publish messages into rooms; webhooks deliver them (PUSH), or clients lease them (PULL).
@@ -177,7 +178,9 @@ def create_app(services: ApiServices, *, debug: bool = False) -> Litestar:
     """Return the API over `services` as an ASGI application."""
     refusals, settings = RefusalJournal(), services.settings
     routes = [
-        one if one.opt.get(DATA_PLANE) else _bounded(one, settings.max_resource_body_bytes)
+        one
+        if any(path.endswith(_BATCH) for path in one.paths)
+        else _bounded(one, settings.max_resource_body_bytes)
         for one in ROUTES
     ]
     app = Litestar(

@@ -220,6 +220,7 @@ def make_asgi(services: ApiServices, live: LiveStreams | None = None) -> App:
         publisher=services.publisher,
         pull_api=services.pull_service,
         max_body_bytes=services.settings.max_body_bytes,
+        max_single_body_bytes=services.settings.max_resource_body_bytes,
         stream_api=StreamTransport(services.pull_service, services.metrics),
     )
 

@@ -1,14 +1,19 @@
 """Test that any request of a client gets a problem that names its fault, never a 500."""
 
+import asyncio
+import functools
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rooms.api.app import route_handlers
+from rooms.api.auth import authenticate
 from rooms.api.codec import decode
+from rooms.api.fast_routes import FastRoutes
 from rooms.domain.state_machine import Scope
 from rooms.errors import InvalidError
 from tests.conftest import administer
@@ -334,7 +339,7 @@ def test_the_place_of_a_wrong_character_is_found_without_the_paths_of_all_others
         assert refused.value.problems[0].field == path
 
 
-async def test_what_publishes_nothing_has_a_smaller_body(api: Api) -> None:
+async def test_what_is_no_batch_has_a_smaller_body(api: Api) -> None:
     room = (await api.room())["id"]
     huge = b'{"name": "t", "schema": {"a": [' + b",".join([b"{}"] * 1_000_000) + b"]}}"
     answer = await api.call("POST", f"/rooms/{room}/event-types", content=huge)
@@ -344,3 +349,51 @@ async def test_what_publishes_nothing_has_a_smaller_body(api: Api) -> None:
     messages = {"messages": [{"payload": "x" * 200_000}] * 15}
     batch = await api.call("POST", "/queues/orders/messages/batch", json=messages)
     assert batch.status_code == 202
+    one = await api.call("POST", "/queues/orders/messages", content=b" " * 3_000_000)
+    assert one.status_code == 413
+    for path in ("messages", "messages/check"):
+        answer = await api.call("POST", f"/rooms/{room}/{path}", content=b" " * 3_000_000)
+        assert answer.status_code == 413, path
+
+
+async def test_the_hot_routes_have_the_same_bounds(api: Api) -> None:
+    app: Any = api.app
+    front = FastRoutes(
+        app,
+        authenticate=functools.partial(authenticate, api.services),
+        publisher=api.services.publisher,
+        pull_api=api.services.pull_service,
+        max_body_bytes=4_000,
+        max_single_body_bytes=2_000,
+    )
+    room = (await api.room())["id"]
+    transport = httpx.ASGITransport(cast(Any, front))
+    statuses = {}
+    async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
+        for path in (f"rooms/{room}/messages", f"rooms/{room}/messages/batch"):
+            for size in (1_000, 3_000, 5_000):
+                answer = await http.post(
+                    f"/v1/{path}",
+                    content=b" " * size,
+                    headers={"Authorization": f"Bearer {api.keys['admin']}"},
+                )
+                statuses[path.endswith("batch"), size] = answer.status_code
+    assert statuses == {
+        (False, 1_000): 400,
+        (False, 3_000): 413,
+        (False, 5_000): 413,
+        (True, 1_000): 400,
+        (True, 3_000): 400,
+        (True, 5_000): 413,
+    }
+    found = front.match(f"/v1/rooms/{room}/messages")
+    assert found is not None
+    status, _, _ = await front.answer(
+        *found,
+        path="/",
+        headers_in={b"authorization": f"Bearer {api.keys['admin']}".encode()},
+        body=b" " * 3_000,  # as the protocol has read it
+        wait_disconnect=asyncio.Event().wait,
+        on_authenticated=lambda _: None,
+    )
+    assert status == 413
