@@ -4,6 +4,7 @@ RoomsError
 ├── TransientError                 the same request may succeed later
 │   ├── StorageUnavailableError    PostgreSQL is unavailable; the statement is in doubt
 │   ├── StorageRefusedError        PostgreSQL accepts no writes; nothing was written
+│   │   └── QueryTimeoutError      a query was stopped at its limit in time
 │   ├── BrokerUnavailableError     the broker is unavailable; sends without receipt are in doubt
 │   ├── ElectionUnavailableError   the store of the election is unavailable
 │   ├── MagazineUnavailableError   the store of magazines is unavailable or full; in doubt
@@ -45,6 +46,10 @@ class StorageUnavailableError(TransientError):
 
 class StorageRefusedError(TransientError):
     """Report that nothing was written: full disk, missing partition, lock timeout or shutdown."""
+
+
+class QueryTimeoutError(StorageRefusedError):
+    """Report that a query was stopped at its limit in time; the text is for the caller."""
 
 
 class BrokerUnavailableError(TransientError):

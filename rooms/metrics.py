@@ -422,6 +422,11 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.queries_refused = Counter(
+            "rooms_organisation_queries_refused",
+            "Queries refused because an organisation used its share of connections for 10 s.",
+            registry=registry,
+        )
         self.consumers_refused = Counter(
             "rooms_pull_consumers_refused",
             "Streams and polls refused because an organisation reached its limit.",

@@ -34,6 +34,9 @@ _IDENTIFIER: Final = re.compile("[A-Za-z0-9_-]+")
 _MAX_PAYLOAD_LIMIT_BYTES: Final = 1024 * 1024
 
 
+_MAX_RESOURCE_BODY_BYTES: Final = 2 * 1024 * 1024
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Hold every setting. ROOMS_LISTEN sets both `listen_host` and `listen_port`."""
@@ -152,6 +155,10 @@ class Settings:
     """Largest JSON Schema; 422 above. A stored one that is larger is refused when a message of its
     version is published.
     """
+    max_room_schema_bytes: int
+    """Most bytes of the schemas of all versions in a room; 422 above. Publishing holds them in
+    memory. Each version counts as 256 bytes more.
+    """
     validation_ms: int
     """CPU time that the schemas and filters of one request may take in the sandbox. Above it a
     payload is refused (422), and a filter counts as failed. One filter may take a quarter of
@@ -222,6 +229,12 @@ class Settings:
     KiB of each; 429 above. At least `ROOMS_MAX_BODY_BYTES`. The same number of bytes of unread
     answers is held before the fullest connections are closed.
     """
+    organisation_queries: int
+    """Queries of one organisation at a time in one API process, of the 20 connections for all but
+    publishing and pulling. Further ones wait 10 s; 429 afterwards.
+    """
+    query_timeout_s: int
+    """Seconds after which PostgreSQL stops a query of the API; 503 with the advice to narrow it."""
     max_consumers: int
     """Streams and waiting polls of one organisation in one API process; 429 above."""
     public_url: str | None
@@ -262,6 +275,15 @@ class Settings:
     def uses_relay(self) -> bool:
         """Return whether another broker than PostgreSQL carries the deliveries."""
         return self.broker_url is not None and urlsplit(self.broker_url).scheme != "postgresql"
+
+    @property
+    def max_resource_body_bytes(self) -> int:
+        """Return the largest body of a request that is no batch of messages.
+
+        It is decoded at once on the event loop, and the largest schema or payload fits.
+        """
+        largest = max(self.max_schema_bytes, self.max_payload_bytes)
+        return min(self.max_body_bytes, max(_MAX_RESOURCE_BODY_BYTES, 2 * largest))
 
     @property
     def analysis_location(self) -> str:
@@ -319,6 +341,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         max_body_bytes=read.number("ROOMS_MAX_BODY_BYTES", 16 * 1024 * 1024, 1024, 1 << 30),
         max_batch=read.number("ROOMS_MAX_BATCH", 1000, 1, 10_000),
         max_schema_bytes=read.number("ROOMS_MAX_SCHEMA_BYTES", 256 * 1024, 1024, 16 * 1024 * 1024),
+        max_room_schema_bytes=read.number(
+            "ROOMS_MAX_ROOM_SCHEMA_BYTES", 16 * 1024 * 1024, 1024, 1 << 30
+        ),
         validation_ms=read.number("ROOMS_VALIDATION_MS", 1000, 10, 60_000),
         validation_processes=read.number("ROOMS_VALIDATION_PROCESSES", 2, 1, 64),
         validation_memory_bytes=read.number(
@@ -347,6 +372,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         organisation_body_bytes=read.number(
             "ROOMS_ORGANISATION_BODY_BYTES", 256 * 1024 * 1024, 1024, 1 << 40
         ),
+        organisation_queries=read.number("ROOMS_ORGANISATION_QUERIES", 8, 1, 20),
+        query_timeout_s=read.number("ROOMS_QUERY_TIMEOUT_S", 30, 1, 3600),
         max_consumers=read.number("ROOMS_MAX_CONSUMERS", 2000, 1, 1_000_000),
         public_url=read.address_of_web("ROOMS_PUBLIC_URL", check_origin),
         frame_ancestors=read.origins("ROOMS_FRAME_ANCESTORS"),

@@ -1,5 +1,4 @@
-"""Keep the marks of a relay's claims, and put what a backlogged organisation sends behind others.
-"""
+"""Keep the marks of a relay's claims, and put a backlogged organisation behind others."""
 
 from typing import Final
 

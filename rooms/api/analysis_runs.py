@@ -93,7 +93,7 @@ async def list_runs(
     Those of `rooms analyze` on the command line are not among them.
     """
     page = PageRequest(services.cipher, "analysis-runs", limit, cursor)
-    found = await list_checks_of(services, principal, JobKind.ANALYSE_LOG, page)
+    found, further = await list_checks_of(services, principal, JobKind.ANALYSE_LOG, page)
     return page.respond(
         AnalysisRunPage,
         found,
@@ -103,6 +103,7 @@ async def list_runs(
             result=check_result(job, AnalysisRunResult),
         ),
         position=lambda job: job.id,
+        further=further,
     )
 
 

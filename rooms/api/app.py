@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Final
 
 from litestar import Litestar, Router
@@ -61,7 +62,12 @@ from rooms.api import (
     subscriptions,
     usage,
 )
-from rooms.api.auth import authorize, declare_scopes, provide_principal, provide_services
+from rooms.api.auth import (
+    authorize,
+    declare_scopes,
+    provide_principal,
+    provide_services,
+)
 from rooms.api.changes import RefusalJournal, provide_change
 from rooms.api.deps import ApiServices
 from rooms.api.errors import handle_http_exception, handle_rooms_error, handle_unexpected_error
@@ -75,6 +81,8 @@ from rooms.errors import RoomsError
 
 VERSION: Final = "1"
 PREFIX: Final = "/v1"
+_BATCH: Final = "/batch"
+"""The end of the paths that take several messages."""
 _PATH_PARAMETER: Final = re.compile(r"\{([a-z_]+)")
 _DESCRIPTION: Final = """
 Publish messages into rooms; webhooks deliver them (PUSH), or clients lease them (PULL).
@@ -168,7 +176,13 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
 
 def create_app(services: ApiServices) -> Litestar:
     """Return the API over `services` as an ASGI application."""
-    routes, refusals = ROUTES, RefusalJournal()
+    refusals, settings = RefusalJournal(), services.settings
+    routes = [
+        one
+        if any(path.endswith(_BATCH) for path in one.paths)
+        else _bounded(one, settings.max_resource_body_bytes)
+        for one in ROUTES
+    ]
     app = Litestar(
         route_handlers=[
             Router(
@@ -180,7 +194,7 @@ def create_app(services: ApiServices) -> Litestar:
                     "change": Provide(provide_change),
                 },
             ),
-            *govstack_routers(_check_query),
+            *govstack_routers(_check_query, settings.max_resource_body_bytes),
             *health.ROUTES,
             *receipts.PUBLIC_ROUTES,
         ],
@@ -210,7 +224,7 @@ def create_app(services: ApiServices) -> Litestar:
         after_exception=[refusals.after_exception],
         on_shutdown=[refusals.close],
         state=State({"services": services, "creator": SubscriptionCreator()}),
-        request_max_body_size=services.settings.max_body_bytes,
+        request_max_body_size=settings.max_body_bytes,
         logging_config=None,
         debug=False,
     )
@@ -223,6 +237,13 @@ def create_app(services: ApiServices) -> Litestar:
     for handler, path in govstack_handlers(app):
         register_query(handler, frozenset(_PATH_PARAMETER.findall(path)))
     return app
+
+
+def _bounded(handler: HTTPRouteHandler, max_body_bytes: int) -> HTTPRouteHandler:
+    """Return a route with a bound of its own for bodies."""
+    own = copy(handler)
+    own.request_max_body_size = max_body_bytes
+    return own
 
 
 def route_handlers(app: Litestar) -> list[tuple[HTTPRouteHandler, str]]:

@@ -147,6 +147,7 @@ async def authorize(
     services: ApiServices = connection.app.state.services
     peer = connection.scope.get("client")
     certificate = connection.scope["state"].get(STATE_KEY)
+    services.shares.leave()
     try:
         principal = await services.callers.authenticate(headers, peer, certificate)
     except CertificateMismatchError as exc:
@@ -155,6 +156,7 @@ async def authorize(
     finally:
         connection.scope["client"] = services.callers.source(headers, peer)
     connection.scope["auth"] = principal  # a refusal is in the journal, too
+    services.shares.enter(principal.organisation_id)
     is_read = connection.scope.get("method") in _READS and not handler.opt.get(DATA_PLANE)
     admit(services, principal, handler.opt[SCOPES], changes=not is_read)
     if principal.is_portal and not handler.opt.get(FOR_PORTALS):

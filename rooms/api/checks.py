@@ -1,6 +1,6 @@
 """Serve `/v1/doctor` and `/v1/retention-preview`: checks that the maintenance process makes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar
 
@@ -174,7 +174,7 @@ async def list_checks(
 ) -> DoctorPage:
     """List the organisation's checks with what they found, newest first."""
     page = PageRequest(services.cipher, "doctor", limit, cursor)
-    found = await list_checks_of(services, principal, JobKind.CHECK_STORES, page)
+    found, further = await list_checks_of(services, principal, JobKind.CHECK_STORES, page)
     return page.respond(
         DoctorPage,
         found,
@@ -184,6 +184,7 @@ async def list_checks(
             result=check_result(job, DoctorResult),
         ),
         position=lambda job: job.id,
+        further=further,
     )
 
 
@@ -217,7 +218,7 @@ async def list_previews(
 ) -> RetentionPage:
     """List the organisation's previews with what they found, newest first."""
     page = PageRequest(services.cipher, "retention-preview", limit, cursor)
-    found = await list_checks_of(services, principal, JobKind.PREVIEW_RETENTION, page)
+    found, further = await list_checks_of(services, principal, JobKind.PREVIEW_RETENTION, page)
     return page.respond(
         RetentionPage,
         found,
@@ -227,6 +228,7 @@ async def list_previews(
             result=check_result(job, RetentionResult),
         ),
         position=lambda job: job.id,
+        further=further,
     )
 
 
@@ -254,12 +256,13 @@ async def start_check(
 
 async def list_checks_of(
     services: ApiServices, principal: Principal, kind: JobKind, page: PageRequest
-) -> Any:
-    """Return the jobs of one kind, newest first."""
+) -> tuple[Sequence[records.JobRecord], str | None]:
+    """Return the jobs of one kind, newest first, and the position where a page ended early."""
     async with transaction(services.engine) as connection:
-        return await records.list_jobs(
+        found, is_cut = await records.list_jobs(
             connection, principal, kind=kind, before=page.after, limit=page.fetch_limit
         )
+    return found, found[-1].id if is_cut else None
 
 
 def check_fields(job: records.JobRecord) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Decode JSON bodies strictly with msgspec, and name every problem by its field."""
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -32,6 +32,10 @@ _FIELD_ERROR: Final = re.compile(
 )
 _GOT_FLOAT: Final = "got `float`"
 _MAX_WHOLE_FLOAT: Final = 2.0**63
+_MAX_FLOATS_BYTES: Final = 1024 * 1024
+"""A larger body must have whole numbers without a point where it must have whole numbers."""
+_MAX_NAME: Final = 128
+_MAX_ERROR: Final = 1000
 _ESCAPED_NUL: Final = b"\\u0000"
 _DEFS_PREFIX: Final = "#/$defs/"
 
@@ -47,7 +51,7 @@ def decode(body: bytes, kind: Any) -> Any:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as exc:
-            if _GOT_FLOAT not in str(exc):
+            if _GOT_FLOAT not in str(exc) or len(body) > _MAX_FLOATS_BYTES:
                 raise
         return _decode_whole_floats(body, kind)
     except msgspec.ValidationError as exc:
@@ -89,7 +93,10 @@ def _floats_to_ints(value: Any) -> Any:
 
 def to_field_problem(error: msgspec.ValidationError, kind: Any) -> FieldProblem:
     """Return msgspec's error about a value of `kind` as a field problem in plain words."""
-    match = _ERROR_AND_PATH.fullmatch(str(error))
+    text = str(error)
+    if len(text) > _MAX_ERROR:  # it repeats a name of the body, which may be as long as that
+        text = f"{text[: _MAX_ERROR // 2]}…{text[-_MAX_ERROR // 2 :]}"
+    match = _ERROR_AND_PATH.fullmatch(text)
     assert match is not None
     path = to_field_path(match["path"] or "$")
     field = _FIELD_ERROR.fullmatch(match["message"])
@@ -111,25 +118,47 @@ def validate_name(name: str, field: str = "name") -> str:
 
 
 def _reject_nul(value: object) -> None:
-    for path in _find_nul_paths(value, ""):
+    found = _find_nul(value)
+    if found is not None:
+        path = _path_text(found).replace("\x00", "\\u0000").removeprefix(".")
         raise InvalidError(
             FieldProblem(path or "body", "contains the character U+0000, which cannot be stored")
         )
 
 
-def _find_nul_paths(value: object, path: str) -> Iterator[str]:
-    match value:
-        case str() if "\x00" in value:
-            yield path
-        case list():
-            for index, item in enumerate(value):
-                yield from _find_nul_paths(item, f"{path}[{index}]")
-        case dict():
-            for name, item in value.items():
-                inner = f"{path}.{name}".removeprefix(".").replace("\x00", "\\u0000")
-                if "\x00" in name:
-                    yield inner
-                yield from _find_nul_paths(item, inner)
+_Place = tuple["_Place | None", str]
+"""Where a value is: the place around it, and its own part of the path.
+
+Paths are only made of the one that is shown: those of all values would be larger than the body.
+"""
+_ROOT: Final[_Place] = (None, "")
+
+
+def _find_nul(value: object) -> _Place | None:
+    """Return the place of a text or name with the character U+0000; None: there is none."""
+    waiting: list[tuple[object, _Place]] = [(value, _ROOT)]
+    while waiting:
+        one, place = waiting.pop()
+        match one:
+            case str() if "\x00" in one:
+                return place
+            case list():
+                waiting += ((item, (place, f"[{index}]")) for index, item in enumerate(one))
+            case dict():
+                for name, item in one.items():
+                    if "\x00" in name:
+                        return place, f".{name}"
+                    waiting.append((item, (place, f".{name[:_MAX_NAME]}")))
+    return None
+
+
+def _path_text(place: _Place) -> str:
+    parts: list[str] = []
+    around: _Place | None = place
+    while around is not None:
+        around, part = around
+        parts.append(part[:_MAX_NAME])
+    return "".join(reversed(parts))
 
 
 class Body(AbstractDTO[T], Generic[T]):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
@@ -11,7 +12,9 @@ import msgspec
 from rooms.api.openapi import CSV
 
 CSV_MEDIA_TYPE: Final = f"{CSV}; charset=utf-8"
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", *"＝＋－＠")  # noqa: RUF001 - full-width
+# Programs that take these as separators, as some countries' do, begin a cell after them.
+_INNER_START: Final = re.compile(f"([;\t][\"' ]*)([{re.escape(''.join(_FORMULA_STARTS))}])")
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> bytes:
@@ -28,6 +31,7 @@ def _cell(value: object) -> str:
         case datetime():
             return value.isoformat().replace("+00:00", "Z")
         case str():
-            return f"'{value}" if value.startswith(_FORMULA_STARTS) else str(value)
+            text = _INNER_START.sub(r"\1'\2", value)
+            return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
         case _:
-            return msgspec.json.encode(value).decode()
+            return msgspec.json.encode(value).decode().replace(";", "\\u003b")

@@ -10,6 +10,7 @@ from rooms.api.callers import CallerAuthenticator
 from rooms.api.proxies import TrustedProxies
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.db.authentication import ApiKeyAuthenticator
+from rooms.db.connection_shares import ConnectionShares
 from rooms.db.notify import Notifier
 from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CachedStats
@@ -92,9 +93,16 @@ class ApiServices:
     callers: CallerAuthenticator = field(init=False)
     """Finds the principals of requests, by `keys` and by the proxies in `settings`."""
 
+    shares: ConnectionShares = field(init=False)
+    """Bounds how many connections of `engine` one organisation uses."""
+
     def __post_init__(self) -> None:
         settings = self.settings
         proxies = TrustedProxies(
             settings.trusted_proxies, settings.trusted_headers, settings.certificate_identity
         )
         object.__setattr__(self, "callers", CallerAuthenticator(self.keys, proxies))
+        shares = ConnectionShares(
+            settings.organisation_queries, on_refusal=self.metrics.queries_refused.inc
+        )
+        object.__setattr__(self, "shares", shares)

@@ -21,6 +21,7 @@ from rooms.errors import (
     MagazineUnavailableError,
     MalformedError,
     NotFoundError,
+    QueryTimeoutError,
     QuotaConflictError,
     QuotaExceededError,
     QuotaTooLargeError,
@@ -39,6 +40,9 @@ _log = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:rooms:problem:"
 RETRY_AFTER_S: Final = 1
+_MAX_FIELDS: Final = 100
+_MAX_TEXT: Final = 1000
+_MAX_DETAIL: Final = 4000
 
 
 class ProblemField(msgspec.Struct, kw_only=True):
@@ -141,10 +145,13 @@ def to_problem(error: RoomsError, instance: str) -> tuple[Problem, dict[str, str
     errors: list[ProblemField] = []
     if isinstance(error, InvalidError):
         errors = [
-            ProblemField(field=problem.field, message=problem.message) for problem in error.problems
+            ProblemField(field=_cut(problem.field), message=_cut(problem.message))
+            for problem in error.problems[:_MAX_FIELDS]
         ]
     detail = _unavailable_detail(error) if isinstance(error, TransientError) else str(error)
-    problem = _make_problem(*found, detail=detail, instance=instance, errors=errors)
+    problem = _make_problem(
+        *found, detail=_cut(detail, _MAX_DETAIL), instance=instance, errors=errors
+    )
     if isinstance(error, LeaseExpiredError):
         problem.results = [
             AckIdStatus(ack_id=ack_id, status=status) for ack_id, status in error.results
@@ -152,6 +159,11 @@ def to_problem(error: RoomsError, instance: str) -> tuple[Problem, dict[str, str
     if isinstance(error, QuotaExceededError | QuotaConflictError | QuotaTooLargeError):
         problem.limit = error.limit
     return problem, _problem_headers(error)
+
+
+def _cut(text: str, limit: int = _MAX_TEXT) -> str:
+    """Return a text as a problem has it: what it repeats of the request may be long."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def render(error: RoomsError, instance: str) -> tuple[int, dict[str, str], bytes]:
@@ -171,7 +183,7 @@ def to_field_path(path: str) -> str:
 
 def _unavailable_detail(error: TransientError) -> str:
     # The message of a store may name hosts and files: it is only for the log.
-    if isinstance(error, RateLimitedError):
+    if isinstance(error, RateLimitedError | QueryTimeoutError):
         return str(error)
     OUTAGES.record_failure(error, REQUESTS_REFUSED)
     return next(
@@ -251,6 +263,9 @@ def handle_http_exception(
         case HTTPStatus.METHOD_NOT_ALLOWED:
             allowed = (error.headers or {}).get("allow", "others")
             detail = f"{request.method} is not for {instance}; it takes {allowed}"
+        case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            limit = request.route_handler.resolve_request_max_body_size()
+            detail = f"the body of this request may have {limit} bytes"
     problem = _make_problem(
         status, name, status.phrase, detail=detail, instance=instance, errors=[]
     )

@@ -107,6 +107,7 @@ async def append_version(
         await room_records.touch_room(connection, principal, room)
         new_id = services.ids.generate(room, services.clock.now_ms())
         made = await records.add_version(connection, room, name, schema, new_id=new_id)
+        await records.check_total_size(connection, room, services.settings.max_room_schema_bytes)
     services.notifier.notify(Channel.CONFIG, str(room))
     return made
 
@@ -126,13 +127,16 @@ async def list_versions(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> EventTypeVersionPage:
-    """List the versions of an event type with their schemas, newest first."""
+    """List the versions of an event type with their schemas, newest first.
+
+    A page ends early where its schemas have 1 MiB.
+    """
     room, wanted = parse_room(room_id), parse_name(name)
     page = PageRequest(services.cipher, _VERSION_LIST, limit, cursor)
     async with transaction(services.engine) as connection:
         await check_visible(connection, principal, room, wanted)
         before = None if page.after is None else int(page.after)
-        found = await records.list_versions(
+        found, is_cut = await records.list_versions(
             connection, room, wanted, before=before, limit=page.fetch_limit
         )
         if not found and before is None:
@@ -141,6 +145,7 @@ async def list_versions(
         EventTypeVersionPage,
         found,
         position=lambda version: str(version.version),
+        further=str(found[-1].version) if is_cut else None,
     )
 
 
@@ -189,6 +194,7 @@ async def rewrite_version(
     async with change.transaction() as connection:
         await room_records.touch_room(connection, principal, room)
         changed = await records.replace_schema(connection, room, wanted, number, data.schema)
+        await records.check_total_size(connection, room, services.settings.max_room_schema_bytes)
     services.notifier.notify(Channel.CONFIG, str(room))
     return changed
 
@@ -299,6 +305,7 @@ async def declare(
             new_id=services.ids.generate(room, now_ms),
             version_id=services.ids.generate(room, now_ms),
         )
+        await records.check_total_size(connection, room, services.settings.max_room_schema_bytes)
     services.notifier.notify(Channel.CONFIG, str(room))
     return made
 

@@ -87,10 +87,11 @@ class ClientDisconnectedError(MalformedError):
 
 @dataclass(frozen=True, slots=True)
 class FastRoute:
-    """Hold a hot route: the scopes it needs, and the function that answers."""
+    """Hold a hot route: the scopes it needs, the function that answers, and its largest body."""
 
     scopes: tuple[Scope, ...]
     handler: RouteHandler
+    max_body_bytes: int
 
 
 class FastRoutes:
@@ -108,23 +109,28 @@ class FastRoutes:
         publisher: Publisher,
         pull_api: PullApi | None,
         max_body_bytes: int,
+        max_single_body_bytes: int | None = None,
         stream_api: StreamApi | None = None,
     ) -> None:
+        """`max_single_body_bytes`: of all but batches, whose bodies are decoded at once, too."""
+        single = max_single_body_bytes or max_body_bytes
         self._app = app
         self._stream_api = stream_api
         self._authenticate = authenticate
         self._publisher = publisher
         self.max_body_bytes = max_body_bytes
         self._routes: dict[tuple[str, str], FastRoute] = {
-            ("rooms", "messages"): FastRoute(_PUBLISH_SCOPES, self._publish),
-            ("rooms", "messages/batch"): FastRoute(_PUBLISH_SCOPES, self._publish_batch),
+            ("rooms", "messages"): FastRoute(_PUBLISH_SCOPES, self._publish, single),
+            ("rooms", "messages/batch"): FastRoute(
+                _PUBLISH_SCOPES, self._publish_batch, max_body_bytes
+            ),
         }
         if pull_api is not None:
             self._routes["subscriptions", "pull"] = FastRoute(
-                _SUBSCRIBE_SCOPES, _pull_handler(pull_api)
+                _SUBSCRIBE_SCOPES, _pull_handler(pull_api), single
             )
             self._routes["subscriptions", "ack"] = FastRoute(
-                _SUBSCRIBE_SCOPES, _ack_handler(pull_api)
+                _SUBSCRIBE_SCOPES, _ack_handler(pull_api), single
             )
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -187,7 +193,7 @@ class FastRoutes:
         given = dict(reversed(scope["headers"]))  # of several, the first
 
         async def body() -> bytes:
-            return await _read_body(receive, given.get(b"content-length"), self.max_body_bytes)
+            return await _read_body(receive, given.get(b"content-length"), route.max_body_bytes)
 
         def admitted(principal: Principal) -> None:
             scope["auth"] = principal
@@ -231,6 +237,10 @@ class FastRoutes:
             principal = await self._authenticate(headers_in, route.scopes, client, certificate)
             on_authenticated(principal)
             content = body if isinstance(body, bytes) else await body()
+            if len(content) > route.max_body_bytes:
+                raise TooLargeError(
+                    f"the body may have {route.max_body_bytes} bytes; this one has {len(content)}"
+                )
             answer = await route.handler(
                 principal,
                 identity,

@@ -373,7 +373,7 @@ async def list_directory(
 ) -> DirectoryPage:
     """List the rooms that other organisations made visible to all, with their event types.
 
-    At most 50 event types of a room are shown, and schemas of at most 4 KiB.
+    At most 50 event types of a room are shown, and schemas of at most 4 KiB, of a room 32 KiB.
     """
     page = PageRequest(services.cipher, _DIRECTORY_LIST, limit, cursor)
     async with transaction(services.engine) as connection:

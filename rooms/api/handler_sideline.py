@@ -14,6 +14,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.handler_queues import QueuePath
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import WithPayload
+from rooms.db.bounded_lists import read_bounded
 from rooms.db.catalog import handler_queues as records
 from rooms.db.connection import transaction
 from rooms.db.journal import append
@@ -80,14 +81,19 @@ async def read_queue_sideline(
 ) -> FailedMessagePage:
     """List what handlers failed at, and why.
 
-    Messages that come or go meanwhile may be on a later page or not. What a person reads in the
-    console with payloads is an entry of the journal.
+    Messages that come or go meanwhile may be on a later page or not. A page ends early where its
+    payloads have 1 MiB. What a person reads in the console is in the journal.
     """
     shown = payload and principal.reads_payloads
     page = PageRequest(services.cipher, _LIST, limit, cursor)
+    after = _parse_position(page.after)
     magazine = await _find_sideline(services, principal, queue)
     try:
-        found = await magazine.peek(page.fetch_limit, after=_parse_position(page.after))
+        found, is_cut = await read_bounded(
+            lambda last, count: magazine.peek(count, after=after if last is None else last.slot),
+            page.fetch_limit,
+            lambda one: len(one.entry.body) if shown else 0,
+        )
     except MagazineMissingError as exc:
         raise _unavailable_error() from exc
     if shown and found and principal.is_session:
@@ -98,6 +104,7 @@ async def read_queue_sideline(
         found,
         lambda stored: _to_response(stored, with_payload=shown),
         position=_position_text,
+        further=_position_text(found[-1]) if is_cut else None,
     )
 
 

@@ -76,10 +76,10 @@ async def list_jobs(
     in_state: JobStateQuery = None,
     room_id: JobRoomQuery = None,
 ) -> JobPage:
-    """List the organisation's jobs, newest first."""
+    """List the organisation's jobs, newest first. A page ends early where they have 1 MiB."""
     page = PageRequest(services.cipher, _LIST, limit, cursor)
     async with transaction(services.engine) as connection:
-        found = await records.list_jobs(
+        found, is_cut = await records.list_jobs(
             connection,
             principal,
             kind=kind,
@@ -88,7 +88,12 @@ async def list_jobs(
             before=page.after,
             limit=page.fetch_limit,
         )
-    return page.respond(JobPage, found, position=lambda job: job.id)
+    return page.respond(
+        JobPage,
+        found,
+        position=lambda job: job.id,
+        further=found[-1].id if is_cut else None,
+    )
 
 
 @get("/jobs/{job_id:str}", opt=_READ, tags=_TAGS, summary="Read a job")

@@ -121,7 +121,7 @@ async def publish(
     `correlation_id` the message's id is used. The payload keeps its bytes.
     """
     body, key = await read_request(
-        request.scope["headers"], request.receive, services.settings.max_body_bytes
+        request.scope["headers"], request.receive, services.settings.max_resource_body_bytes
     )
     return _response(await services.publisher.publish(principal, parse_room(room_id), body, key))
 
@@ -172,7 +172,7 @@ async def check_message(
     the same `id` are not looked at.
     """
     body, _ = await read_request(
-        request.scope["headers"], request.receive, services.settings.max_body_bytes
+        request.scope["headers"], request.receive, services.settings.max_resource_body_bytes
     )
     answer = await services.publisher.check(principal, parse_room(room_id), body)
     return msgspec.json.decode(answer, type=CheckResponse)

@@ -208,7 +208,7 @@ async def extend(
 
 async def _read_body(request: AuthenticatedRequest, services: ApiServices) -> bytes:
     body, _ = await read_request(
-        request.scope["headers"], request.receive, services.settings.max_body_bytes
+        request.scope["headers"], request.receive, services.settings.max_resource_body_bytes
     )
     return body
 

@@ -16,6 +16,7 @@ from rooms.api.override_bodies import (
     UpdateOverrides,
     lifetime_problems,
 )
+from rooms.api.params import time_problems
 from rooms.api.subscription_headers import PushHeaders, hidden_headers
 from rooms.api.throttle_bodies import (
     throttle_fields,
@@ -440,6 +441,7 @@ def _start_problems(start_at: datetime | None, now: datetime | None) -> Iterator
         yield FieldProblem(
             "start_at", "is in the future: give a past time, or create the subscription then"
         )
+    yield from time_problems({"start_at": start_at})
 
 
 def _filter_problems(expression: str | None) -> Iterator[FieldProblem]:

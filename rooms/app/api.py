@@ -72,7 +72,7 @@ async def open_services(
                 observe=metrics.count_name_lookup, on_wait=metrics.count_lookup_wait
             )
         )
-        engine = open_engine(database_url)
+        engine = open_engine(database_url, statement_timeout_s=settings.query_timeout_s)
         stack.push_async_callback(engine.dispose)
         keys = await stack.enter_async_context(
             ApiKeyAuthenticator(
@@ -206,6 +206,7 @@ def make_asgi(services: ApiServices, live: LiveStreams | None = None) -> App:
         publisher=services.publisher,
         pull_api=services.pull_service,
         max_body_bytes=services.settings.max_body_bytes,
+        max_single_body_bytes=services.settings.max_resource_body_bytes,
         stream_api=StreamTransport(services.pull_service, services.metrics),
     )
 

@@ -7,6 +7,7 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.formatting import count_indents
 from rooms.console.page import Form, Page, PageDep
 from rooms.console.rooms import PATH, ROOM, find_room
 
@@ -20,6 +21,10 @@ DONE: Final = {
     "event-type-deleted": "The event type is deleted.",
 }
 _UNPROCESSABLE: Final = 422
+_VERSIONS: Final = 10
+"""Versions of a page: each has its whole schema, to be edited."""
+_MAX_INDENTS: Final = 100_000
+"""Characters of indents beyond which JSON is edited as it is stored."""
 _EXAMPLE_SCHEMA: Final = """{
   "type": "object",
   "properties": {"id": {"type": "string"}},
@@ -177,7 +182,9 @@ async def _show(
     version: str | None = None,
 ) -> Response[str]:
     """`version`: the one whose form was wrong; None: that of a new one."""
-    found = await page.api.get(f"{_api(room, name)}/versions", cursor=page.query("cursor"))
+    found = await page.api.get(
+        f"{_api(room, name)}/versions", cursor=page.query("cursor"), limit=_VERSIONS
+    )
     for one in found["items"]:
         one["examples"] = find_examples(one["schema"])
         one["text"] = "" if one["schema"] is None else page_json(one["schema"])
@@ -193,8 +200,11 @@ async def _show(
 
 
 def page_json(value: Any) -> str:
-    """Return JSON as a person edits it."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    """Return JSON as a person edits it: with indents, unless they would be most of it."""
+    text = msgspec.json.encode(value)
+    if count_indents(value) <= _MAX_INDENTS:
+        text = msgspec.json.format(text, indent=2)
+    return text.decode()
 
 
 def _api(room: dict[str, Any], name: str) -> str:

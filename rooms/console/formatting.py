@@ -5,6 +5,7 @@ Every text on a page passes `visible`: what a terminal or a browser would obey i
 
 import json
 import unicodedata
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -36,10 +37,17 @@ _BIDI: Final = {
 }
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 _MAX_SHOWN: Final = 4000
+_MAX_JSON: Final = 3900
+"""Characters of JSON in a page: less than `visible` shows, and with room for the mark."""
+_INDENT: Final = "  "
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _KIBI: Final = 1024
 _MS_PER_S: Final = 1000
 _MAX_ZONE: Final = 64
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def visible(value: Any) -> Any:
@@ -67,9 +75,95 @@ def _visible_char(char: str) -> str:
     return _REPLACED if unicodedata.category(char) in _INVISIBLE else char
 
 
-def pretty_json(value: Any) -> str:
-    """Return a JSON value with indents."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
+def pretty_json(value: Any, limit: int = _MAX_JSON) -> str:
+    """Return a JSON value with indents, and `…` in place of what is beyond `limit` characters.
+
+    What is beyond is not made: with indents, a text that is nested deeply grows a thousand times.
+    """
+    parts: list[str] = []
+    left = limit
+    for part in _json_parts(value):
+        parts.append(part)
+        left -= len(part)
+        if left < 0:
+            return f"{''.join(parts)[:limit]}…"
+    return "".join(parts)
+
+
+def first_lines(value: Any, limit: int) -> tuple[list[str], int]:
+    """Return whole lines of JSON with indents, within `limit` characters, and how many more follow.
+
+    The first line is among them, however long it is.
+    """
+    lines: list[str] = []
+    line: list[str] = []
+    left = limit
+    for part in _json_parts(value):
+        left -= len(part)
+        if part.startswith("\n"):
+            lines.append("".join(line))
+            line = []
+        line.append(part.removeprefix("\n"))
+        if left < 0 and lines:
+            break
+    else:
+        lines.append("".join(line))
+    return lines, _measure(value)[0] - len(lines)
+
+
+def count_indents(value: Any) -> int:
+    """Return the number of characters that indents add to JSON, without line feeds."""
+    return _measure(value)[1]
+
+
+def _json_parts(value: Any) -> Iterator[str]:
+    """Yield JSON with indents. What begins a line begins with its line feed.
+
+    The levels are a list, because recursion would cost each item as much as its depth.
+    """
+    levels: list[Iterator[tuple[str, Any]]] = [iter((("", value),))]
+    ends: list[str] = []
+    separator = ""
+    while levels:
+        name, one = next(levels[-1], (None, None))
+        if name is None:
+            levels.pop()
+            if levels:
+                yield f"\n{_INDENT * (len(levels) - 1)}{ends.pop()}"
+            separator = ","
+            continue
+        if separator:
+            yield separator
+        if len(levels) > 1:
+            yield f"\n{_INDENT * (len(levels) - 1)}"
+        separator = ","
+        match one:
+            case dict() if one:
+                levels.append((f"{_dumps(key)}: ", inner) for key, inner in one.items())
+                ends.append("}")
+                yield f"{name}{{"
+                separator = ""
+            case list() if one:
+                levels.append(("", inner) for inner in one)
+                ends.append("]")
+                yield f"{name}["
+                separator = ""
+            case _:
+                yield f"{name}{_dumps(one)}"
+
+
+def _measure(value: Any) -> tuple[int, int]:
+    """Return the number of lines of JSON with indents, and the characters of these indents."""
+    lines, indents = 1, 0
+    waiting = [(value, 0)]
+    while waiting:
+        one, depth = waiting.pop()
+        if isinstance(one, dict | list) and one:
+            lines += len(one) + 1
+            indents += len(_INDENT) * (len(one) * (depth + 1) + depth)
+            inside = one.values() if isinstance(one, dict) else one
+            waiting.extend((part, depth + 1) for part in inside if isinstance(part, dict | list))
+    return lines, indents
 
 
 def find_zone(name: str | None) -> tzinfo:
@@ -152,8 +246,11 @@ class Formatter:
         moment = _moment(value)
         if moment is None:
             return NONE
-        local = moment.astimezone(self.zone)
-        return format_datetime(local, "yyyy-MM-dd HH:mm:ss.SSS zzz", locale=self.locale)
+        try:
+            moment = moment.astimezone(self.zone)
+        except OverflowError:  # in the year 0 or 10000 there
+            moment = moment.astimezone(UTC)
+        return format_datetime(moment, "yyyy-MM-dd HH:mm:ss.SSS zzz", locale=self.locale)
 
     def relative(self, value: datetime | str | None) -> str:
         """Return a time as the reader would say it: `3 minutes ago`."""
@@ -189,6 +286,7 @@ def _moment(value: datetime | str | None) -> datetime | None:
     if value is None or isinstance(value, datetime):
         return value
     try:
-        return datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(value)
     except ValueError:
         return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -8,8 +8,8 @@ is not sent: a stream ends when its session does.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -26,6 +26,8 @@ EVERY_S: Final = 5.0
 MAX_STREAMS: Final = 200
 MAX_STREAMS_OF_SESSION: Final = 8
 """Open pages of one session that are live; more are as they were when they were opened."""
+MAX_STREAMS_OF_ORGANISATION: Final = 50
+"""So many pages are live for the people of one organisation: others have theirs, too."""
 MAX_STREAM_S: Final = 3600.0
 """A stream ends then; the browser opens another one."""
 MAX_PAUSE_S: Final = 120.0
@@ -43,6 +45,7 @@ class LiveStreams:
     def __init__(self, *, every_s: float = EVERY_S) -> None:
         self._every_s = every_s
         self._of_session: Counter[str] = Counter()
+        self._of_organisation: Counter[str] = Counter()
         self._ended = asyncio.Event()
         self.app: App | None = None
         """The console itself."""
@@ -51,7 +54,9 @@ class LiveStreams:
         """End every stream, and refuse others: the process stops."""
         self._ended.set()
 
-    def open(self, scope: Mapping[str, Any], session: str, target: str) -> AsyncIterator[bytes]:
+    def open(
+        self, scope: Mapping[str, Any], organisation: str, session: str, target: str
+    ) -> AsyncIterator[bytes]:
         """Return the events of a page's stream. RateLimitedError, InvalidError."""
         try:
             parts = urlsplit(target)
@@ -62,47 +67,59 @@ class LiveStreams:
         is_same_kind = is_portal_path(path) == is_portal_path(scope["path"])
         if parts.scheme or parts.netloc or not is_page or not is_same_kind:
             raise InvalidError(_NO_PAGE)
-        if self._is_full(session):
+        if self._is_full(organisation, session):
             raise RateLimitedError("too many pages of the console are live; reload this one")
-        return self._events(scope, session, path, parts.query)
+        return self._bounded(organisation, session, self._events(scope, path, parts.query))
 
-    def _is_full(self, session: str) -> bool:
+    def _is_full(self, organisation: str, session: str) -> bool:
         return (
             self._of_session.total() >= MAX_STREAMS
+            or self._of_organisation[organisation] >= MAX_STREAMS_OF_ORGANISATION
             or self._of_session[session] >= MAX_STREAMS_OF_SESSION
         )
 
-    async def _events(
-        self, scope: Mapping[str, Any], session: str, path: str, query: str
+    async def _bounded(
+        self, organisation: str, session: str, events: AsyncGenerator[bytes, None]
     ) -> AsyncIterator[bytes]:
-        if self._is_full(session):  # others began since this one was admitted
+        """Yield events, and count the stream while it lasts."""
+        if self._is_full(organisation, session):  # others began since this one was admitted
             yield _END
             return
-        self._of_session[session] += 1
+        counted = ((self._of_organisation, organisation), (self._of_session, session))
+        for counter, name in counted:
+            counter[name] += 1
         try:
-            last = b""
-            loop = asyncio.get_running_loop()
-            end = loop.time() + MAX_STREAM_S
-            while not self._ended.is_set() and loop.time() < end:
-                began = loop.time()
-                status, content = await self._fragment(scope, path, query)
-                if status != _OK:
-                    break
-                digest = hashlib.sha256(content).digest()
-                if digest != last:
-                    last = digest
-                    yield b"data: " + msgspec.json.encode(content.decode()) + b"\n\n"
-                else:
-                    yield b": same\n\n"
-                # Whatever a page costs, keeping it open costs less than a hundredth of a core.
-                pause_s = max(self._every_s, (loop.time() - began) * _PAUSE_FACTOR)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), min(pause_s, MAX_PAUSE_S))
-            yield _END
+            async with aclosing(events):
+                async for event in events:
+                    yield event
         finally:
-            self._of_session[session] -= 1
-            if not self._of_session[session]:
-                del self._of_session[session]
+            for counter, name in counted:
+                counter[name] -= 1
+                if not counter[name]:
+                    del counter[name]
+
+    async def _events(
+        self, scope: Mapping[str, Any], path: str, query: str
+    ) -> AsyncGenerator[bytes, None]:
+        last = b""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + MAX_STREAM_S
+        while not self._ended.is_set() and loop.time() < end:
+            began = loop.time()
+            status, content = await self._fragment(scope, path, query)
+            if status != _OK:
+                break
+            digest = hashlib.sha256(content).digest()
+            if digest != last:
+                last = digest
+                yield b"data: " + msgspec.json.encode(content.decode()) + b"\n\n"
+            else:
+                yield b": same\n\n"
+            # Whatever a page costs, keeping it open costs less than a hundredth of a core.
+            pause_s = max(self._every_s, (loop.time() - began) * _PAUSE_FACTOR)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), min(pause_s, MAX_PAUSE_S))
+        yield _END
 
     async def _fragment(self, scope: Mapping[str, Any], path: str, query: str) -> tuple[int, bytes]:
         assert self.app is not None
@@ -145,7 +162,8 @@ async def stream_page(page: PageDep) -> Stream:
     if page.viewer is None or page.key is None:
         raise UnauthenticatedError("sign in first")
     streams: LiveStreams = page.request.app.state.live
-    events = streams.open(page.request.scope, page.viewer.session_id, page.query("path") or "")
+    viewer, target = page.viewer, page.query("path") or ""
+    events = streams.open(page.request.scope, viewer.organisation_id, viewer.session_id, target)
     return Stream(
         events,
         media_type="text/event-stream",

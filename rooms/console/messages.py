@@ -8,7 +8,7 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
-from rooms.console.formatting import pretty_json
+from rooms.console.formatting import first_lines
 from rooms.console.journey import (
     MAX_LINES,
     JourneyLine,
@@ -228,13 +228,7 @@ def _payload_lines(message: dict[str, Any]) -> tuple[list[str], int] | None:
     """
     if "payload" not in message:
         return None
-    lines = pretty_json(message["payload"]).splitlines()
-    left = _MAX_PAYLOAD
-    for number, line in enumerate(lines):
-        left -= len(line) + 1
-        if left < 0 and number:
-            return lines[:number], len(lines) - number
-    return lines, 0
+    return first_lines(message["payload"], _MAX_PAYLOAD)
 
 
 def _lines(deliveries: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[JourneyLine]:

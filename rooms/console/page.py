@@ -1,5 +1,6 @@
 """Give the handler of a page the things it needs: the viewer, the API, the language, rendering."""
 
+import asyncio
 import gettext
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,10 @@ PUBLIC: Final = "public"
 DOWNLOAD: Final = "download"
 """The key in a handler's `opt` for what is a file or a stream, and no page: it has no live part."""
 MAX_FORM_BYTES: Final = 2 * 1024 * 1024
+MAX_PUBLIC_FORM_BYTES: Final = 16 * 1024
+"""Bytes of a form that needs no session: anyone may send it."""
+_SMALL_FORM_BYTES: Final = 64 * 1024
+"""A larger form is read in a thread: to decode it takes up to 0.2 s a megabyte."""
 MAX_FORM_FIELDS: Final = 200
 MAX_NUMBER: Final = 10**18
 """The largest number of a form; no field of the API takes one."""
@@ -192,7 +197,9 @@ class Page:
         ForbiddenError: it is not from a page of this session. MalformedError, TooLargeError.
         """
         if self._form is None:
-            self._form = await read_form(self.request)
+            is_public = self.request.route_handler.opt.get(PUBLIC)
+            limit = MAX_PUBLIC_FORM_BYTES if is_public else MAX_FORM_BYTES
+            self._form = await read_form(self.request, limit)
             check_origin(self.request.scope)
             if self.key is not None:
                 check_token(self.key, self._form.get("form_token", [""])[0])
@@ -332,8 +339,8 @@ class Form:
         return {name: values[0] for name, values in self._fields.items() if name != "form_token"}
 
 
-async def read_form(request: Request[Any, Any, Any]) -> dict[str, list[str]]:
-    """Return the fields of a form, `application/x-www-form-urlencoded`.
+async def read_form(request: Request[Any, Any, Any], limit: int) -> dict[str, list[str]]:
+    """Return the fields of a form, `application/x-www-form-urlencoded`, of at most `limit` bytes.
 
     TooLargeError; MalformedError: it has too many fields, or is no such form.
     """
@@ -341,19 +348,26 @@ async def read_form(request: Request[Any, Any, Any]) -> dict[str, list[str]]:
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > MAX_FORM_BYTES:
-            raise TooLargeError(f"a form may have {MAX_FORM_BYTES} bytes")
+        if size > limit:
+            raise TooLargeError(f"this form may have {limit} bytes")
         chunks.append(chunk)
+    content = b"".join(chunks)
     try:
-        pairs = parse_qsl(
-            b"".join(chunks).decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
-        )
+        if size <= _SMALL_FORM_BYTES:
+            pairs = _parse_form(content)
+        else:
+            pairs = await asyncio.to_thread(_parse_form, content)
     except ValueError as exc:
         raise MalformedError(f"the form cannot be read: {exc}") from exc
     found: dict[str, list[str]] = {}
     for name, value in pairs:
         found.setdefault(name, []).append(value)
     return found
+
+
+def _parse_form(content: bytes) -> list[tuple[str, str]]:
+    """Return names and values. ValueError."""
+    return parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
 
 
 def with_query(path: str, present: str, changes: Mapping[str, Any]) -> str:

@@ -91,7 +91,7 @@ async def _show_queue(
         side = await page.optional(f"/magazines/{segment(queue['sideline'])}")
         if not page.is_fragment:
             failed = await page.optional(
-                f"{path}/sideline", cursor=page.query("cursor"), limit=_PAGE
+                f"{path}/sideline", cursor=page.query("cursor"), limit=_PAGE, payload=False
             )
     except ApiProblemError as exc:
         if exc.status != _UNAVAILABLE:

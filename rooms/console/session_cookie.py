@@ -30,6 +30,10 @@ MAX_COOKIES: Final = 8192
 """Bytes of the header that are read."""
 
 
+_MAX_PREFERENCE: Final = 256
+"""Bytes of a choice: more than any has, also in quotes."""
+
+
 class PartitionedCookie(Cookie):
     """Be sent in a frame of another site, apart from the frames of all other sites."""
 
@@ -141,7 +145,8 @@ def _authority(origin: str) -> str | None:
 def read_preference(scope: Mapping[str, Any], name: str) -> str | None:
     """Return what a person chose for this browser: `language`, `theme`, `time_zone` or `times`."""
     value = cookies_of(scope).get(f"rooms_{name}")
-    if value is None:
+    # Python takes time that is quadratic in the length to read a quoted value.
+    if value is None or len(value) > _MAX_PREFERENCE:
         return None
     try:
         parsed = SimpleCookie(f"x={value}")

@@ -16,7 +16,8 @@ from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.db.connection_shares import hold_share
+from rooms.errors import QueryTimeoutError, StorageRefusedError, StorageUnavailableError
 
 # A server that vanished silently (its machine or the network) is given up after about 15 s. Options
 # in the URL win.
@@ -45,17 +46,22 @@ def psycopg_url(url: str) -> str:
     return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
-def open_engine(url: str, *, size: int = 10) -> AsyncEngine:
+def open_engine(url: str, *, size: int = 10, statement_timeout_s: int | None = None) -> AsyncEngine:
     """Open a pool for everyday queries; connections that the server closed are replaced.
+
+    `statement_timeout_s`: PostgreSQL stops statements that take longer; None: it stops none.
 
     Its errors show no values of statements, which would be in logs then. Every execution is planned
     for its values, unless the URL's options say otherwise.
     """
     given = make_url(url).query.get("options", "")
     options = given if isinstance(given, str) else " ".join(given)
+    own = _CUSTOM_PLANS
+    if statement_timeout_s is not None:
+        own += f" -c statement_timeout={statement_timeout_s}s"
     return create_async_engine(
         sqlalchemy_url(url),
-        connect_args={"options": f"{_CUSTOM_PLANS} {options}".rstrip()},
+        connect_args={"options": f"{own} {options}".rstrip()},
         pool_size=size,
         max_overflow=size,
         pool_pre_ping=True,
@@ -171,7 +177,6 @@ _REFUSALS: Final = (
     psycopg.errors.InsufficientResources,
     psycopg.errors.ReadOnlySqlTransaction,
     psycopg.errors.LockNotAvailable,
-    psycopg.errors.QueryCanceled,
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
     psycopg.errors.IoError,
@@ -183,12 +188,17 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """Run one transaction: committed at the end of the block, rolled back if the block raises.
 
     StorageUnavailableError: the connection could not be made or broke. StorageRefusedError: nothing
-    was written.
+    was written. RateLimitedError: the share of the task's organisation is used up.
     """
     try:
-        async with engine.begin() as connection:
+        async with hold_share(), engine.begin() as connection:
             yield connection
     except sqlalchemy_errors.DBAPIError as exc:
+        if isinstance(exc.orig, psycopg.errors.QueryCanceled):
+            raise QueryTimeoutError(
+                "the query took too long and was stopped, and nothing was written: narrow it, such"
+                " as by since and until, or try again"
+            ) from exc
         if isinstance(exc.orig, _REFUSALS):
             raise StorageRefusedError(str(exc.orig)) from exc
         if isinstance(exc.orig, (psycopg.OperationalError, psycopg.InterfaceError, *SESSION_ENDED)):

@@ -1,7 +1,8 @@
 """Publish messages: one transaction writes a message, its deliveries, their work and their log.
 
     request.py          decode the body strictly; the payload stays the bytes that came
-    routing.py          cache the routing table of each room: who gets an event type and version
+    routing.py          the routing table of a room: who gets an event type and version
+    routing_cache.py    cache the tables of rooms, within a bound on memory
     json_schema.py      validate payloads; schema_bounds.py and regex_bounds.py bound the cost
     cel_filter.py       evaluate filters; cel_bounds.py bounds the cost
     deferred_checks.py  run checks that are too costly for the event loop in sandbox/

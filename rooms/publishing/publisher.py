@@ -33,7 +33,8 @@ from rooms.publishing.request import (
     decode_batch,
     decode_message,
 )
-from rooms.publishing.routing import PublishAccess, RoutingCache, RoutingTable
+from rooms.publishing.routing import PublishAccess, RoutingTable
+from rooms.publishing.routing_cache import RoutingCache
 from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
 

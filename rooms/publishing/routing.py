@@ -1,14 +1,11 @@
 """Route messages: which subscriptions of a room get an event type and version.
 
-A `RoutingTable` holds one version of a room's routing, and `RoutingCache` the tables of many rooms.
-A cached table may be old: each publish checks the version in the statement that commits it.
+A `RoutingTable` holds one version of a room's routing.
 """
 
-import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -35,7 +32,8 @@ from rooms.errors import (
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter, load_filter
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES, PayloadSchema
 
-_MAX_ROOMS: Final = 10_000
+_ENTRY_BYTES: Final = 512
+"""About so many bytes a version or subscription takes beside its schema or filter."""
 _MAX_ROUTES: Final = 1000
 _MAX_SUBSETS: Final = 64
 _MAX_TAILS: Final = 100
@@ -43,8 +41,6 @@ MAX_NAMED_DESTINATIONS: Final = 100
 """An answer names so many destinations, and says how many there are."""
 _SCHEMA_FIELD: Final = "event_type"
 _encode: Final = msgspec.json.encode
-
-LoadRouting = Callable[[RoomId], Awaitable[RoutingRecord | None]]
 
 
 class UnroutableError(ValueError):
@@ -234,6 +230,8 @@ class RoutingTable:
             )
         }
         self._subscriptions = record.subscriptions
+        self.weight = _weigh(record)
+        """About so many bytes of memory."""
         self._versions: dict[str, dict[int, str | None]] = {}
         for version in record.versions:
             self._versions.setdefault(version.name, {})[version.version] = version.schema
@@ -385,69 +383,11 @@ def is_interested(
     )
 
 
-class RoutingCache:
-    """Cache routing tables by room. Concurrent callers share one load of a room."""
-
-    def __init__(self, load: LoadRouting, *, max_schema_bytes: int = MAX_SCHEMA_BYTES) -> None:
-        self._load = load
-        self._max_schema_bytes = max_schema_bytes
-        self._sequence = itertools.count(1)
-        self._tables: dict[RoomId, tuple[int, RoutingTable]] = {}
-        self._load_locks: WeakValueDictionary[RoomId, asyncio.Lock] = WeakValueDictionary()
-
-    def cached(self, room: RoomId) -> RoutingTable | None:
-        """Return a room's table if it is cached, possibly old, without waiting."""
-        known = self._tables.get(room)
-        return known[1] if known is not None else None
-
-    async def get(self, room: RoomId) -> RoutingTable:
-        """Return a room's table, possibly old. NotFoundError: there is no such room."""
-        known = self._tables.get(room)
-        return known[1] if known is not None else _existing(await self._load_once(room, since=0))
-
-    async def reload(self, room: RoomId) -> RoutingTable:
-        """Return a room's table, read after this call began. NotFoundError: there is none."""
-        return _existing(await self._load_once(room, since=next(self._sequence)))
-
-    def invalidate(self, rooms: Iterable[RoomId] | None = None) -> None:
-        """Forget the tables of these rooms (None: of all), because they changed."""
-        if rooms is None:
-            self._tables.clear()
-        else:
-            for room in rooms:
-                self._tables.pop(room, None)
-
-    async def _load_once(self, room: RoomId, *, since: int) -> RoutingTable | None:
-        lock = self._load_locks.get(room)
-        if lock is None:
-            lock = self._load_locks[room] = asyncio.Lock()
-        async with lock:
-            # A table that was read while this caller waited is new enough; an older one is not.
-            known = self._tables.get(room)
-            if known is not None and known[0] > since:
-                return known[1]
-            begun = next(self._sequence)
-            record = await self._load(room)
-            if record is None:
-                self._tables.pop(room, None)
-                return None
-            previous = known[1] if known is not None else None
-            if previous is not None and previous.plan_version == record.plan_version:
-                table = previous
-            else:
-                table = RoutingTable(
-                    record, previous=previous, max_schema_bytes=self._max_schema_bytes
-                )
-            if room not in self._tables and len(self._tables) >= _MAX_ROOMS:
-                del self._tables[next(iter(self._tables))]
-            self._tables[room] = (begun, table)
-            return table
-
-
-def _existing(table: RoutingTable | None) -> RoutingTable:
-    if table is None:
-        raise room_not_found()
-    return table
+def _weigh(record: RoutingRecord) -> int:
+    schemas = sum(len(one.schema or "") for one in record.versions)
+    filters = sum(len(one.filter or "") for one in record.subscriptions)
+    entries = len(record.versions) + len(record.subscriptions) + 1
+    return schemas + filters + _ENTRY_BYTES * entries
 
 
 def room_not_found() -> NotFoundError:

@@ -32,7 +32,7 @@ from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.prepare import Preparer
 from rooms.publishing.publisher import Publisher
 from rooms.publishing.quotas import QuotaKeeper
-from rooms.publishing.routing import RoutingCache
+from rooms.publishing.routing_cache import RoutingCache
 from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
 from rooms.settings import Settings

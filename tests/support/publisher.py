@@ -21,7 +21,7 @@ from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.metrics import Metrics
 from rooms.publishing.backpressure import SaturatedEndpoints
 from rooms.publishing.publisher import Publisher
-from rooms.publishing.routing import RoutingCache
+from rooms.publishing.routing_cache import RoutingCache
 from rooms.publishing.service import make_routing_cache, open_publisher
 from rooms.settings import read_settings
 

@@ -52,8 +52,11 @@ MANAGEMENT_ROUTES: Final[Sequence[HTTPRouteHandler]] = (
 _KIND: Final = re.compile(r":[a-z]+(?=\})")
 
 
-def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
-    """Return the routers, and the routes of their documents."""
+def govstack_routers(check_query: Guard, max_body_bytes: int) -> list[Router | HTTPRouteHandler]:
+    """Return the routers, and the routes of their documents.
+
+    `max_body_bytes`: of all but events, which read their body themselves.
+    """
     specified = (f"{SPECIFICATION}{_MEMBER}{_ROOM}", SPECIFICATION_ROUTES)
     exchanging = (f"{FIRST_IMPLEMENTATION}{_MEMBER}{_ROOM}", exchange.ROUTES)
     administering = (ADMINISTRATION, members.ROUTES)
@@ -61,10 +64,10 @@ def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
     by_client: list[Guard] = [authorize, check_query, identify_client]
     by_member: list[Guard] = [authorize, check_query, identify_member]
     return [
-        _router(*specified, guards=by_client),
-        _router(*exchanging, guards=by_member),
-        _router(*managing, guards=by_member),
-        _router(*administering, guards=by_member),
+        _router(*specified, guards=by_client, max_body_bytes=max_body_bytes),
+        _router(*exchanging, guards=by_member, max_body_bytes=max_body_bytes),
+        _router(*managing, guards=by_member, max_body_bytes=max_body_bytes),
+        _router(*administering, guards=by_member, max_body_bytes=max_body_bytes),
         document_route(
             f"{SPECIFICATION}/openapi.json",
             "GovStack Information Mediator: publish and subscribe",
@@ -83,7 +86,13 @@ def govstack_routers(check_query: Guard) -> list[Router | HTTPRouteHandler]:
     ]
 
 
-def _router(prefix: str, routes: Sequence[HTTPRouteHandler], *, guards: list[Guard]) -> Router:
+def _router(
+    prefix: str,
+    routes: Sequence[HTTPRouteHandler],
+    *,
+    guards: list[Guard],
+    max_body_bytes: int,
+) -> Router:
     return Router(
         prefix,
         route_handlers=[*options_handlers(routes), *routes],
@@ -96,6 +105,7 @@ def _router(prefix: str, routes: Sequence[HTTPRouteHandler], *, guards: list[Gua
         },
         exception_handlers={RoomsError: handle_error, HTTPException: handle_refusal},
         include_in_schema=False,
+        request_max_body_size=max_body_bytes,
     )
 
 

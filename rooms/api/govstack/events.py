@@ -63,7 +63,7 @@ async def publish_event(
     All events of a type have one ordering key, so that a subscription with FIFO gets them in order.
     """
     body, key = await read_request(
-        request.scope["headers"], request.receive, services.settings.max_body_bytes
+        request.scope["headers"], request.receive, services.settings.max_resource_body_bytes
     )
     data: PublishItem = decode_kept(body, PublishItem)
     if data.event_type != event_type:

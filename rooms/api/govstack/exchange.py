@@ -89,7 +89,7 @@ async def publish_content(
 ) -> Response[PublishReply]:
     """Store an event durably, with one delivery for each subscription to its type."""
     body, key = await read_request(
-        request.scope["headers"], request.receive, services.settings.max_body_bytes
+        request.scope["headers"], request.receive, services.settings.max_resource_body_bytes
     )
     data: PublishRequest = decode_kept(body, PublishRequest)
     try:

@@ -16,17 +16,23 @@ MAX_EVENT_TYPES: Final = 50
 """The most event types of a room that are shown."""
 MAX_SCHEMA_BYTES: Final = 4096
 """The largest schema that is shown."""
+MAX_ROOM_BYTES: Final = 32 * 1024
+"""The bytes of schemas of a room that are shown, in the order of the names."""
 
 _LIST: Final = text("""
 SELECT r.id, r.name, r.description, r.subscription_policy, r.created_at, o.name AS owner,
     o.member_id AS owner_member_id,
     (SELECT count(*) FROM event_types t WHERE t.room_id = r.id) AS event_type_count,
     (SELECT coalesce(json_agg(json_build_object('name', t.name, 'version', t.version,
-            'schema', t.schema) ORDER BY t.name), '[]') FROM (
-        SELECT t.name, v.version,
-            CASE WHEN octet_length(v.schema::text) <= :max_schema THEN v.schema END AS schema
+            'schema', CASE WHEN t.bytes <= :max_room THEN t.schema END
+        ) ORDER BY t.name), '[]') FROM (
+        SELECT t.name, v.version, v.schema,
+            sum(octet_length(v.schema::text)) OVER (ORDER BY t.name) AS bytes
         FROM event_types t CROSS JOIN LATERAL (
-            SELECT v.version, v.schema FROM event_type_versions v
+            -- Only the beginning of a large schema is decompressed.
+            SELECT v.version, CASE WHEN octet_length(left(v.schema::text, :max_schema + 1))
+                <= :max_schema THEN v.schema END AS schema
+            FROM event_type_versions v
             WHERE v.room_id = t.room_id AND v.event_type_id = t.id ORDER BY v.version DESC LIMIT 1
         ) v WHERE t.room_id = r.id ORDER BY t.name LIMIT :max_types
     ) t) AS event_types
@@ -87,6 +93,7 @@ async def list_rooms(
         "before_at": None if before is None else before[0],
         "before_id": None if before is None else before[1],
         "max_schema": MAX_SCHEMA_BYTES,
+        "max_room": MAX_ROOM_BYTES,
         "max_types": MAX_EVENT_TYPES,
         "limit": limit,
     }

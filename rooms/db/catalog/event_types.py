@@ -11,6 +11,8 @@ from typing import Any, Final
 from sqlalchemy import (
     RowMapping,
     Select,
+    Text,
+    cast,
     delete,
     exists,
     false,
@@ -25,11 +27,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
+from rooms.db.bounded_lists import read_bounded
 from rooms.db.tables.messages import messages
 from rooms.db.tables.rooms import event_type_versions, event_types, subscriptions
 from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, is_pattern
 from rooms.domain.ids import RoomId
-from rooms.errors import ConflictError, NotFoundError
+from rooms.errors import ConflictError, FieldProblem, InvalidError, NotFoundError
+
+VERSION_BYTES: Final = 256
+"""Bytes that a version counts beside its schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +192,49 @@ async def find_version(
 
 async def list_versions(
     connection: AsyncConnection, room: RoomId, name: str, *, before: int | None, limit: int
-) -> Sequence[EventTypeVersion]:
-    """Return the versions of a type, newest first; empty if there is no such type."""
-    statement = _versions(room, name).order_by(event_type_versions.c.version.desc()).limit(limit)
-    if before is not None:
-        statement = statement.where(event_type_versions.c.version < before)
-    return [_version(row) for row in (await connection.execute(statement)).mappings()]
+) -> tuple[Sequence[EventTypeVersion], bool]:
+    """Return the versions of a type, newest first; empty if there is no such type.
+
+    And whether the list may go on, because it ended where the schemas have enough bytes.
+    """
+    sizes: dict[int, int] = {}
+
+    async def read(last: EventTypeVersion | None, count: int) -> Sequence[EventTypeVersion]:
+        statement = (
+            _versions(room, name)
+            .add_columns(func.octet_length(cast(event_type_versions.c.schema, Text)).label("size"))
+            .order_by(event_type_versions.c.version.desc())
+            .limit(count)
+        )
+        after = before if last is None else last.version
+        if after is not None:
+            statement = statement.where(event_type_versions.c.version < after)
+        rows = (await connection.execute(statement)).mappings().all()
+        sizes.update((row["version"], row["size"] or 0) for row in rows)
+        return [_version(row) for row in rows]
+
+    return await read_bounded(read, limit, lambda one: sizes[one.version])
+
+
+async def check_total_size(connection: AsyncConnection, room: RoomId, max_bytes: int) -> None:
+    """Check the size of all schemas of a room, which publishing holds in memory.
+
+    Each version counts as `VERSION_BYTES` more. InvalidError: it is more than `max_bytes`.
+    """
+    stored = func.coalesce(func.octet_length(cast(event_type_versions.c.schema, Text)), 0)
+    statement = select(func.coalesce(func.sum(stored + VERSION_BYTES), 0)).where(
+        event_type_versions.c.room_id == room
+    )
+    total = await connection.scalar(statement) or 0
+    if total > max_bytes:
+        raise InvalidError(
+            FieldProblem(
+                "schema",
+                f"the schemas of this room would have {total} bytes, each version counted as"
+                f" {VERSION_BYTES} more; the limit is {max_bytes}: delete versions that are not"
+                " used, or make another room",
+            )
+        )
 
 
 async def replace_schema(

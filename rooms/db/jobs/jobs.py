@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, cast, exists, func, insert, select, update
+import msgspec
+from sqlalchemy import ColumnElement, RowMapping, Text, cast, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.db.bounded_lists import read_bounded
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import subscriptions
@@ -55,6 +57,8 @@ class JobRecord:
 
 MAX_OPEN_JOBS: Final = 1000
 """The most jobs of an organisation that are not done, of kinds which it can request repeatedly."""
+MAX_OPEN_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes of the arguments of these jobs: the process that runs them reads all of them."""
 _RETRY_S: Final = 5
 
 
@@ -71,16 +75,28 @@ async def request_job(
 
     Requests at the same time may each find one place left.
     """
-    is_open = select(jobs.c.id).where(
-        jobs.c.organisation_id == organisation, jobs.c.state.in_(("queued", "running"))
+    is_open = (
+        select(func.octet_length(cast(jobs.c.arguments, Text)).label("size"))
+        .where(jobs.c.organisation_id == organisation, jobs.c.state.in_(("queued", "running")))
+        .limit(MAX_OPEN_JOBS)
+        .subquery()
     )
-    count = await connection.scalar(
-        select(func.count()).select_from(is_open.limit(MAX_OPEN_JOBS).subquery())
-    )
-    if count is not None and count >= MAX_OPEN_JOBS:
+    count, size = (
+        await connection.execute(
+            select(func.count(), func.coalesce(func.sum(is_open.c.size), 0)).select_from(is_open)
+        )
+    ).one()
+    if count >= MAX_OPEN_JOBS:
         raise QuotaExceededError(
             f"your organisation has {MAX_OPEN_JOBS} jobs that are not done: wait for some, or "
             "cancel them",
+            limit="open_jobs",
+            retry_after_s=_RETRY_S,
+        )
+    if size + len(msgspec.json.encode(arguments)) > MAX_OPEN_BYTES:
+        raise QuotaExceededError(
+            f"the jobs of your organisation that are not done have {size} bytes of keys and ids, "
+            f"and the limit is {MAX_OPEN_BYTES}: wait for some, cancel them, or name fewer",
             limit="open_jobs",
             retry_after_s=_RETRY_S,
         )
@@ -184,18 +200,25 @@ async def list_jobs(
     room: RoomId | None = None,
     before: str | None,
     limit: int,
-) -> Sequence[JobRecord]:
+) -> tuple[Sequence[JobRecord], bool]:
     """Return the jobs that the principal may read, newest first.
 
-    `kind`, `state` and `room` narrow the list.
+    And whether the list may go on, because it ended where the jobs have enough bytes. `kind`,
+    `state` and `room` narrow the list.
     """
-    statement = select(jobs).where(*_readable(principal)).order_by(jobs.c.id.desc()).limit(limit)
+    chosen = select(jobs).where(*_readable(principal)).order_by(jobs.c.id.desc())
     for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state), (jobs.c.room_id, room)):
         if wanted is not None:
-            statement = statement.where(column == wanted)
-    if before is not None:
-        statement = statement.where(jobs.c.id < before)
-    return [_job(row) for row in (await connection.execute(statement)).mappings()]
+            chosen = chosen.where(column == wanted)
+
+    async def read(last: JobRecord | None, count: int) -> Sequence[JobRecord]:
+        statement = chosen.limit(count)
+        after = before if last is None else last.id
+        if after is not None:
+            statement = statement.where(jobs.c.id < after)
+        return [_job(row) for row in (await connection.execute(statement)).mappings()]
+
+    return await read_bounded(read, limit, _size_of)
 
 
 def _readable(principal: Principal) -> list[ColumnElement[bool]]:
@@ -220,6 +243,10 @@ def _readable(principal: Principal) -> list[ColumnElement[bool]]:
             )
         )
     return conditions
+
+
+def _size_of(job: JobRecord) -> int:
+    return len(msgspec.json.encode((job.arguments, job.result)))
 
 
 def _job(row: RowMapping) -> JobRecord:

@@ -186,7 +186,7 @@ async def open_api(
     settings = read_settings({"ROOMS_DATA": str(Path("unused")), **environment})
     clock = SystemClock()
     pings = Pings()
-    engine = open_engine(url, size=4)
+    engine = open_engine(url, size=4, statement_timeout_s=settings.query_timeout_s)
     stack = AsyncExitStack()
     try:
         ids = IdGenerator(secrets.randbits)

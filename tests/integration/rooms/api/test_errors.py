@@ -1,14 +1,21 @@
 """Test that any request of a client gets a problem that names its fault, never a 500."""
 
+import asyncio
+import functools
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rooms.api.app import route_handlers
+from rooms.api.auth import authenticate
+from rooms.api.codec import decode
+from rooms.api.fast_routes import FastRoutes
 from rooms.domain.state_machine import Scope
+from rooms.errors import InvalidError
 from tests.conftest import administer
 from tests.integration.rooms.api.conftest import Api, make_key, open_api, room_body
 
@@ -290,3 +297,103 @@ async def test_a_whole_number_may_be_written_as_a_fraction(api: Api) -> None:
     assert answer.json()["delivery_delay_ms"] == 1000
     answer = await api.call("POST", "/rooms", content=body.replace(b"1000.0", b"1000.5"))
     assert [error["field"] for error in answer.json()["errors"]] == ["delivery_delay_ms"]
+
+
+async def test_long_names_of_a_request_are_cut_in_its_problem(api: Api) -> None:
+    long = "a" * 1_000_000
+    many = {f"unknown{number}": 1 for number in range(10)}
+    for body in (
+        {**room_body(), long: 1},
+        {**room_body(), f" - at `{long}`": 1},
+        {**room_body(), "name": {long: 1}},
+        {**room_body(), "x": {long: {long[:500_000]: "\x00"}}},
+        {**room_body(), f"{long}\x00": 1},
+        {**room_body(), **many},
+    ):
+        answer = await api.call("POST", "/rooms", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["errors"]
+        assert len(answer.content) < 10_000
+    query = "&".join(f"unknown{number}=1" for number in range(3000))
+    answer = await api.call("GET", f"/rooms?{query}")
+    assert answer.status_code == 422
+    assert len(answer.json()["errors"]) == 100
+
+
+def test_the_place_of_a_wrong_character_is_found_without_the_paths_of_all_others() -> None:
+    # A stalled loop would last half a minute; the field had 15 million characters.
+    name = "k" * 17_000
+    body = (f'{{"{name}":' * 900 + '"\\u0000"' + "}" * 900).encode()
+    with pytest.raises(InvalidError) as refused:
+        decode(body, dict[str, Any])
+    (problem,) = refused.value.problems
+    assert len(problem.field) < 130 * 900
+    for text, path in (
+        ('{"a": [1, {"b c": "\\u0000"}]}', "a[1].b c"),
+        ('{"a": {"b\\u0000": 1}}', "a.b\\u0000"),
+        ('["\\u0000"]', "[0]"),
+        ('"\\u0000"', "body"),
+    ):
+        with pytest.raises(InvalidError) as refused:
+            decode(text.encode(), Any)
+        assert refused.value.problems[0].field == path
+
+
+async def test_what_is_no_batch_has_a_smaller_body(api: Api) -> None:
+    room = (await api.room())["id"]
+    huge = b'{"name": "t", "schema": {"a": [' + b",".join([b"{}"] * 1_000_000) + b"]}}"
+    answer = await api.call("POST", f"/rooms/{room}/event-types", content=huge)
+    assert answer.status_code == 413
+    assert "may have 2097152 bytes" in answer.json()["detail"]
+    await api.made("/queues", {"name": "orders"})
+    messages = {"messages": [{"payload": "x" * 200_000}] * 15}
+    batch = await api.call("POST", "/queues/orders/messages/batch", json=messages)
+    assert batch.status_code == 202
+    one = await api.call("POST", "/queues/orders/messages", content=b" " * 3_000_000)
+    assert one.status_code == 413
+    for path in ("messages", "messages/check"):
+        answer = await api.call("POST", f"/rooms/{room}/{path}", content=b" " * 3_000_000)
+        assert answer.status_code == 413, path
+
+
+async def test_the_hot_routes_have_the_same_bounds(api: Api) -> None:
+    app: Any = api.app
+    front = FastRoutes(
+        app,
+        authenticate=functools.partial(authenticate, api.services),
+        publisher=api.services.publisher,
+        pull_api=api.services.pull_service,
+        max_body_bytes=4_000,
+        max_single_body_bytes=2_000,
+    )
+    room = (await api.room())["id"]
+    transport = httpx.ASGITransport(cast(Any, front))
+    statuses = {}
+    async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
+        for path in (f"rooms/{room}/messages", f"rooms/{room}/messages/batch"):
+            for size in (1_000, 3_000, 5_000):
+                answer = await http.post(
+                    f"/v1/{path}",
+                    content=b" " * size,
+                    headers={"Authorization": f"Bearer {api.keys['admin']}"},
+                )
+                statuses[path.endswith("batch"), size] = answer.status_code
+    assert statuses == {
+        (False, 1_000): 400,
+        (False, 3_000): 413,
+        (False, 5_000): 413,
+        (True, 1_000): 400,
+        (True, 3_000): 400,
+        (True, 5_000): 413,
+    }
+    found = front.match(f"/v1/rooms/{room}/messages")
+    assert found is not None
+    status, _, _ = await front.answer(
+        *found,
+        path="/",
+        headers_in={b"authorization": f"Bearer {api.keys['admin']}".encode()},
+        body=b" " * 3_000,  # as the protocol has read it
+        wait_disconnect=asyncio.Event().wait,
+        on_authenticated=lambda _: None,
+    )
+    assert status == 413

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.conftest import Api, open_api
 
 DRAFT_07 = "http://json-schema.org/draft-07/schema#"
 LATEST = "https://json-schema.org/draft/2020-12/schema"
@@ -196,3 +196,68 @@ async def test_lists_go_by_pages(api: Api, room: int) -> None:
     ).json()
     assert [one["name"] for one in first["items"] + rest["items"]] == list(reversed(names))
     assert rest["next_cursor"] is None
+
+
+async def test_a_page_of_large_schemas_ends_early(api: Api, room: int) -> None:
+    schema = {"description": "x" * 200_000}
+    path = f"/rooms/{room}/event-types"
+    await api.made(path, {"name": "large", "schema": schema})
+    for _ in range(7):
+        await api.made(f"{path}/large/versions", {"schema": schema})
+    seen: list[list[int]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        after = f"&cursor={cursor}" if cursor else ""
+        answer = await api.call("GET", f"{path}/large/versions?limit=200{after}")
+        assert len(answer.content) < 1_300_000
+        seen.append([one["version"] for one in answer.json()["items"]])
+        cursor = answer.json()["next_cursor"]
+    assert seen == [[8, 7, 6, 5, 4, 3], [2, 1]]
+
+
+async def test_the_directory_shows_schemas_up_to_a_size_of_a_room(api: Api) -> None:
+    listed = (await api.room("listed", key="stranger", visibility="listed"))["id"]
+    for number in range(10):
+        schema = {"description": f"{number}" + "x" * 4000}
+        body = {"name": f"type-{number}", "schema": schema}
+        await api.made(f"/rooms/{listed}/event-types", body, "stranger")
+    await api.made(
+        f"/rooms/{listed}/event-types",
+        {"name": "huge", "schema": {"description": "x" * 200_000}},
+        "stranger",
+    )
+    (found,) = (await api.call("GET", "/directory")).json()["items"]
+    shown = [one["name"] for one in found["event_types"] if one["schema"] is not None]
+    assert shown == [f"type-{number}" for number in range(8)]
+    assert len(found["event_types"]) == 11
+
+
+async def test_the_schemas_of_a_room_are_bounded_together(database: str) -> None:
+    async with open_api(database, ROOMS_MAX_ROOM_SCHEMA_BYTES="3000") as api:
+        room = (await api.room())["id"]
+        path = f"/rooms/{room}/event-types"
+        schema = {"description": "x" * 1000}
+        await api.made(path, {"name": "first", "schema": schema})
+        await api.made(f"{path}/first/versions", {"schema": schema})
+        for tried, body in (
+            (path, {"name": "second", "schema": schema}),
+            (f"{path}/first/versions", {"schema": schema}),
+        ):
+            refused = await api.call("POST", tried, json=body)
+            assert refused.status_code == 422
+            (problem,) = refused.json()["errors"]
+            assert problem["field"] == "schema"
+            assert "the limit is 3000" in problem["message"]
+        larger = {"schema": {"description": "x" * 2000}}
+        refused = await api.call("PUT", f"{path}/first/versions/2", json=larger)
+        assert refused.status_code == 422
+        names = [one["name"] for one in (await api.call("GET", path)).json()["items"]]
+        assert names == ["first"]
+        assert (await api.call("DELETE", f"{path}/first/versions/1")).status_code == 204
+        await api.made(path, {"name": "second", "schema": schema})
+        # Versions without a schema count, too.
+        statuses = {
+            (await api.call("POST", path, json={"name": f"more-{number}"})).status_code
+            for number in range(5)
+        }
+        assert statuses == {201, 422}

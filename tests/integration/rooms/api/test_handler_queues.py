@@ -1,6 +1,7 @@
 """Test handler queues over REST: their life, their messages, and their magazines."""
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -379,6 +380,29 @@ async def test_failed_messages_are_listed_and_purged(api: Api) -> None:
     assert await sideline.count() == 0
     assert not await sideline.fire(10)
     assert (await api.call("GET", path)).json()["items"] == []
+
+
+async def test_a_page_of_large_failed_messages_ends_early(api: Api) -> None:
+    await api.made("/queues", {"name": "orders"})
+    sideline = await api.services.magazines.open(await stored(api, "orders", sideline=True))
+    body = json.dumps("x" * 200_000).encode()
+    for number in range(16):
+        await sideline.load([Entry(id=str(number), body=body)])
+    seen: list[str] = []
+    pages = 0
+    cursor: str | None = ""
+    while cursor is not None:
+        after = f"&cursor={cursor}" if cursor else ""
+        answer = await api.call("GET", f"/queues/orders/sideline?limit=200{after}")
+        assert len(answer.content) < 1_300_000
+        seen += [one["id"] for one in answer.json()["items"]]
+        pages += 1
+        cursor = answer.json()["next_cursor"]
+    assert pages == 3
+    assert sorted(seen, key=int) == [str(number) for number in range(16)]
+    bare = (await api.call("GET", "/queues/orders/sideline?limit=200&payload=false")).json()
+    assert len(bare["items"]) == 16
+    assert bare["next_cursor"] is None
 
 
 async def test_a_large_sideline_is_purged_in_several_calls(

@@ -202,6 +202,34 @@ async def test_a_shovel_is_a_job_with_its_selection(api: Api) -> None:
     assert (order.rate_per_s, order.concurrency, order.max_shovels) == (50, 2, 7)
 
 
+async def test_the_open_jobs_of_an_organisation_are_bounded_in_bytes(api: Api) -> None:
+    """The process that runs jobs reads all that are open, of every organisation, each second."""
+    subscription = await sidelined(api)
+    at = f"/subscriptions/{subscription['id']}/sideline/shovel"
+    keys = [f"{number:04}" + "x" * 250 for number in range(1000)]
+    body = {"correlation_ids": keys, "ordering_keys": keys, "business_keys": keys}
+    statuses = [(await api.call("POST", at, json=body)).status_code for _ in range(7)]
+    assert statuses == [202] * 5 + [429] * 2
+    refused = await api.call("POST", at, json=body)
+    assert refused.json()["limit"] == "open_jobs"
+    assert "name fewer" in refused.json()["detail"]
+    assert (await api.call("POST", at, json={})).status_code == 202
+    ((size,),) = await api.sql("SELECT sum(octet_length(arguments::text)) FROM jobs")
+    assert size <= job_records.MAX_OPEN_BYTES
+    # A list of such jobs ends early, and goes on.
+    seen: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        after = f"&cursor={cursor}" if cursor else ""
+        answer = await api.call("GET", f"/jobs?limit=200{after}")
+        assert len(answer.content) < 2_000_000
+        seen += [one["id"] for one in answer.json()["items"]]
+        cursor = answer.json()["next_cursor"]
+    assert len(seen) == len(set(seen)) == 6
+    await api.sql("UPDATE jobs SET state = 'done'")
+    assert (await api.call("POST", at, json=body)).status_code == 202
+
+
 async def test_an_organisation_has_a_limited_number_of_open_jobs(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

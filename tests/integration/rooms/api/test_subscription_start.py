@@ -243,7 +243,8 @@ async def test_a_start_in_the_future_is_refused(api: Api) -> None:
     soon = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
     path = f"/rooms/{room}/subscriptions"
     body: dict[str, Any] = {"name": "a", "type": "PULL"}
-    for wrong in (soon, "2020-01-01T00:00:00", "yesterday"):
+    before_year_1 = "0001-01-01T00:00:00+14:00"
+    for wrong in (soon, "2020-01-01T00:00:00", "yesterday", before_year_1):
         started = body | {"start_at": wrong}
         answer = await api.call("POST", path, owner.key, json=started)
         assert answer.status_code == 422

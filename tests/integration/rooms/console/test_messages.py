@@ -120,6 +120,20 @@ async def test_a_long_payload_is_shown_in_part(browser: Browser) -> None:
     assert len(shown.html) < 150_000
 
 
+async def test_a_payload_that_indents_would_blow_up_is_shown_in_part(browser: Browser) -> None:
+    deep: object = [1] * 30_000
+    for _ in range(500):
+        deep = [deep]
+    things = await published(browser.api, {"deep": deep})
+    await browser.sign_in("operator")
+    page = await browser.get(f"/console/messages/{things['message']}")
+    # A stalled loop fails the test.
+    shown = await browser.submit(page, f"{page.path}/payload")
+    assert shown.status == 200
+    assert "more lines." in shown.text
+    assert len(shown.html) < 150_000
+
+
 async def test_the_journey_is_drawn_and_in_words(browser: Browser) -> None:
     things = await published(browser.api)
     await browser.sign_in("viewer")

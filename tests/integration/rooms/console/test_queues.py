@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from rooms.domain.magazine import Entry
 from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.test_handler_queues import stored
 from tests.integration.rooms.api.test_sideline import sidelined
 from tests.integration.rooms.console.browser import Browser
 from tests.integration.rooms.console.test_messages import token
@@ -57,6 +59,17 @@ async def test_handler_queues_are_shown(browser: Browser) -> None:
     page = await browser.get("/console/queues/mails")
     assert page.status == 200
     assert "Nothing: every message was handled, or waits." in page.text
+
+
+async def test_the_page_of_a_handler_queue_reads_no_payload(browser: Browser) -> None:
+    api = browser.api
+    await api.made("/queues", {"name": "mails", "shards": 1})
+    sideline = await api.services.magazines.open(await stored(api, "mails", sideline=True))
+    await sideline.load([Entry(id="first", body=b"4711", reason="failed")])
+    await browser.sign_in("operator")
+    assert "failed" in (await browser.get("/console/queues/mails")).text
+    # A payload that a person reads is an entry, and this page shows none.
+    assert await api.sql("SELECT id FROM journal WHERE action = 'read_payload'") == []
 
 
 async def test_a_handler_queue_is_purged_by_its_name(browser: Browser) -> None:

@@ -200,3 +200,24 @@ async def test_a_viewer_changes_nothing_of_a_room(browser: Browser) -> None:
         answer = await browser.post(f"{at}/{action}", token | fields)
         assert answer.status == 403, action
     assert (await browser.api.call("GET", f"/rooms/{room['id']}")).json() == room
+
+
+async def test_schemas_that_indents_would_blow_up_are_shown_in_part(browser: Browser) -> None:
+    room = (await browser.api.room())["id"]
+    deep: object = [1] * 20_000
+    for _ in range(90):
+        deep = [deep]
+    schema = {"examples": [deep]}
+    path = f"/rooms/{room}/event-types"
+    await browser.api.made(path, {"name": "deep", "schema": schema})
+    for _ in range(11):
+        await browser.api.made(f"{path}/deep/versions", {"schema": schema})
+    await browser.sign_in("developer")
+    page = await browser.get(f"/console{path}/deep")
+    assert page.status == 200
+    # With its indents, one version has more than 3.6 million characters.
+    assert len(page.html) < 1_000_000
+    assert "Version 12" in page.text
+    assert "Version 3" in page.text
+    assert "Version 2 " not in page.text
+    assert (await browser.get(f"/console/rooms/{room}/publish?event_type=deep")).status == 200

@@ -1,12 +1,21 @@
 """Test how numbers, times and hostile text are shown."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.console.formatting import Formatter, find_zone, sentence, visible
+from rooms.console.formatting import (
+    Formatter,
+    count_indents,
+    find_zone,
+    first_lines,
+    pretty_json,
+    sentence,
+    visible,
+)
 
 NOW = datetime(2026, 11, 23, 14, 0, tzinfo=UTC)
 ENGLISH = Formatter("en", UTC, NOW)
@@ -75,6 +84,18 @@ def test_times_are_relative_with_the_exact_one_beside() -> None:
     assert "3 minutes ago" in element
 
 
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "America/Los_Angeles"])
+@pytest.mark.parametrize("value", ["9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00Z"])
+def test_a_time_that_the_zone_has_not_is_shown_in_utc_at_worst(zone: str, value: str) -> None:
+    element = Formatter("en", find_zone(zone), NOW).when(value)
+    assert f'datetime="{value[:19]}.' in element
+    assert value[:4] in element
+
+
+def test_a_time_without_an_offset_is_taken_as_utc() -> None:
+    assert GERMAN.exact("2026-11-23T13:57:00") == "2026-11-23 14:57:00.000 MEZ"
+
+
 @pytest.mark.parametrize("value", [None, "nonsense", ""])
 def test_what_is_no_time_is_a_dash(value: str | None) -> None:
     assert len(ENGLISH.when(value)) == 1
@@ -102,3 +123,41 @@ def test_times_are_relative_or_exact_as_the_reader_likes() -> None:
     shown = exact.when(NOW - timedelta(minutes=5))
     assert 'title="5 minutes ago"' in shown
     assert shown.endswith(">2026-11-23 13:55:00.000 UTC</time>")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+ENOUGH = 10**9
+
+
+@given(JSON_VALUES)
+def test_json_with_indents_is_that_of_the_standard_library(value: object) -> None:
+    expected = json.dumps(value, indent=2, ensure_ascii=False)
+    assert pretty_json(value, ENOUGH) == expected
+    assert first_lines(value, ENOUGH) == (expected.split("\n"), 0)
+    indents = sum(len(line) - len(line.lstrip(" ")) for line in expected.split("\n"))
+    assert count_indents(value) == indents
+
+
+@given(JSON_VALUES, st.integers(1, 100))
+def test_cut_json_is_the_beginning_of_the_whole(value: object, limit: int) -> None:
+    expected = json.dumps(value, indent=2, ensure_ascii=False)
+    cut = pretty_json(value, limit)
+    assert cut == expected if len(expected) <= limit else cut == f"{expected[:limit]}…"
+    lines, more = first_lines(value, limit)
+    assert lines == expected.split("\n")[: len(lines)]
+    assert len(lines) + more == expected.count("\n") + 1
+    assert len(lines) == 1 or len("\n".join(lines)) <= limit
+
+
+def test_what_is_not_shown_of_deep_json_is_not_made() -> None:
+    value: object = [1] * 100_000
+    for _ in range(2000):  # deeper than a function could call itself
+        value = [value]
+    # With its indents it has 400 million characters.
+    assert len(pretty_json(value)) < 4000
+    lines, more = first_lines(value, 100_000)
+    assert sum(map(len, lines)) < 100_000
+    assert len(lines) + more == 100_000 + 2 * 2001

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from rooms.console import live
-from rooms.console.live import MAX_STREAMS, MAX_STREAMS_OF_SESSION, LiveStreams
+from rooms.console.live import (
+    MAX_STREAMS,
+    MAX_STREAMS_OF_ORGANISATION,
+    MAX_STREAMS_OF_SESSION,
+    LiveStreams,
+)
 from rooms.errors import InvalidError, RateLimitedError
 
 SCOPE: dict[str, Any] = {
@@ -47,7 +52,7 @@ async def collect(events: AsyncIterator[bytes]) -> list[str]:
 
 async def test_a_part_is_sent_when_it_changes_until_the_session_ends() -> None:
     app = FakeConsole((200, "a"), (200, "a"), (200, 'b"\n'), (401, "no"))
-    events = await collect(streams_over(app).open(SCOPE, "s", "/console/rooms?x=1"))
+    events = await collect(streams_over(app).open(SCOPE, "o", "s", "/console/rooms?x=1"))
     assert events == [
         'data: "a"\n\n',
         ": same\n\n",
@@ -76,7 +81,7 @@ async def test_only_pages_of_the_console_are_streamed(target: str) -> None:
     app = FakeConsole((404, ""))
     streams = streams_over(app)
     try:
-        events = await collect(streams.open(SCOPE, "s", target))
+        events = await collect(streams.open(SCOPE, "o", "s", target))
     except InvalidError:
         return
     assert target == "/console/../v1/rooms"  # an unknown page, which the console answers itself
@@ -88,25 +93,40 @@ async def test_a_portal_streams_its_own_pages_only(target: str) -> None:
     streams = streams_over(FakeConsole((200, "a"), (401, "")))
     scope = {**SCOPE, "path": "/console/portal/live"}
     with pytest.raises(InvalidError):
-        streams.open(scope, "s", target)
-    events = await collect(streams.open(scope, "s", "/console/portal/jobs/1"))
+        streams.open(scope, "o", "s", target)
+    events = await collect(streams.open(scope, "o", "s", "/console/portal/jobs/1"))
     assert events == ['data: "a"\n\n', "event: end\ndata: end\n\n"]
+
+
+async def test_streams_of_an_organisation_take_no_place_of_others() -> None:
+    streams = streams_over(FakeConsole((200, "a")))
+    held = []
+    for number in range(MAX_STREAMS_OF_ORGANISATION):
+        events = streams.open(SCOPE, "many", f"s{number}", "/console")
+        await anext(events)
+        held.append(events)
+    with pytest.raises(RateLimitedError):
+        streams.open(SCOPE, "many", "another", "/console")
+    held.append(streams.open(SCOPE, "few", "s", "/console"))
+    assert (await anext(held[-1])).startswith(b"data:")
+    for events in held:
+        await events.aclose()  # type: ignore[attr-defined]
 
 
 async def test_streams_of_a_session_and_of_the_process_are_bounded() -> None:
     streams = streams_over(FakeConsole((200, "a")))
 
     async def hold(session: str) -> AsyncIterator[bytes]:
-        events = streams.open(SCOPE, session, "/console")
+        events = streams.open(SCOPE, f"of {session}", session, "/console")
         await anext(events)
         return events
 
     held = [await hold("one") for _ in range(MAX_STREAMS_OF_SESSION)]
     with pytest.raises(RateLimitedError):
-        streams.open(SCOPE, "one", "/console")
+        streams.open(SCOPE, "of one", "one", "/console")
     held += [await hold(f"s{number}") for number in range(MAX_STREAMS - MAX_STREAMS_OF_SESSION)]
     with pytest.raises(RateLimitedError):
-        streams.open(SCOPE, "another", "/console")
+        streams.open(SCOPE, "o", "another", "/console")
     await held[0].aclose()  # type: ignore[attr-defined]
     held[0] = await hold("another")
     for events in held:
@@ -116,7 +136,7 @@ async def test_streams_of_a_session_and_of_the_process_are_bounded() -> None:
 
 async def test_streams_that_are_admitted_at_once_are_bounded() -> None:
     streams = streams_over(FakeConsole((200, "a")))
-    many = [streams.open(SCOPE, "one", "/console") for _ in range(2 * MAX_STREAMS_OF_SESSION)]
+    many = [streams.open(SCOPE, "o", "one", "/console") for _ in range(2 * MAX_STREAMS_OF_SESSION)]
     first = [await anext(events) for events in many]
     assert sum(event.startswith(b"data:") for event in first) == MAX_STREAMS_OF_SESSION
     for events in many:
@@ -126,7 +146,7 @@ async def test_streams_that_are_admitted_at_once_are_bounded() -> None:
 async def test_streams_end_when_the_process_stops() -> None:
     streams = LiveStreams(every_s=3600)
     streams.app = FakeConsole((200, "a"))
-    events = streams.open(SCOPE, "s", "/console")
+    events = streams.open(SCOPE, "o", "s", "/console")
     await anext(events)
     rest = asyncio.create_task(collect(events))
     await asyncio.sleep(0)
@@ -136,5 +156,5 @@ async def test_streams_end_when_the_process_stops() -> None:
 
 async def test_a_stream_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_STREAM_S", 0.05)
-    events = await collect(streams_over(FakeConsole((200, "a"))).open(SCOPE, "s", "/console"))
+    events = await collect(streams_over(FakeConsole((200, "a"))).open(SCOPE, "o", "s", "/console"))
     assert events[-1].startswith("event: end")

@@ -1,6 +1,5 @@
 """The plan of a room against the plainest statement of who gets what; request and schema rules beside it."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -30,7 +29,7 @@ from rooms.errors import (
 from rooms.publishing.cel_filter import FilterInput
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.request import check_idempotency_key, decode_batch, decode_message
-from rooms.publishing.routing import EventRoute, RoutingCache, RoutingTable, UnroutableError
+from rooms.publishing.routing import EventRoute, RoutingTable, UnroutableError
 from tests.support.publisher import make_id
 
 ROOM = RoomId(77)
@@ -131,55 +130,6 @@ def test_a_message_lives_no_longer_than_its_room_allows(room: int | None, ttl: i
     life = RoutingTable(a_plan(expiration_ms=room)).effective_ttl_ms(ttl)
     limits = [limit for limit in (room, ttl) if limit is not None]
     assert life == (min(limits) if limits else None)
-
-
-async def test_a_hundred_that_ask_at_once_cause_at_most_two_loads() -> None:
-    loads = 0
-
-    async def load(room: RoomId) -> RoutingRecord:
-        nonlocal loads
-        loads += 1
-        await asyncio.sleep(0)
-        return a_plan()
-
-    planner = RoutingCache(load)
-    await asyncio.gather(*[planner.get(ROOM) for _ in range(100)])
-    assert loads == 1
-    await asyncio.gather(*[planner.reload(ROOM) for _ in range(100)])
-    assert loads <= 3
-
-
-async def test_a_fresh_plan_was_read_after_it_was_asked_for() -> None:
-    """A load that was under way when the room changed is no answer to who asks after the change."""
-    version = 1
-    reading, go_on = asyncio.Event(), asyncio.Event()
-
-    async def load(room: RoomId) -> RoutingRecord:
-        record = a_plan(plan_version=version)
-        reading.set()
-        await go_on.wait()
-        return record
-
-    planner = RoutingCache(load)
-    early = asyncio.create_task(planner.get(ROOM))
-    await reading.wait()
-    version = 2
-    late = asyncio.create_task(planner.reload(ROOM))
-    await asyncio.sleep(0)
-    go_on.set()
-    assert (await early).plan_version == 1
-    assert (await late).plan_version == 2
-
-
-async def test_a_room_that_does_not_exist_is_not_found() -> None:
-    async def load(room: RoomId) -> RoutingRecord | None:
-        return a_plan() if room == ROOM else None
-
-    planner = RoutingCache(load)
-    assert (await planner.get(ROOM)).room_id == ROOM
-    for ask in (planner.get, planner.reload):
-        with pytest.raises(NotFoundError):
-            await ask(RoomId(1))
 
 
 def caller(organisation: str, **restrictions: Any) -> Principal:

@@ -1,0 +1,22 @@
+"""Test how preferences are read from the cookies of a request."""
+
+import pytest
+
+from rooms.console.session_cookie import MAX_COOKIES, preference_cookie, read_preference
+
+
+def scope(value: str) -> dict[str, object]:
+    return {"path": "/console", "headers": [(b"cookie", f"rooms_time_zone={value}".encode())]}
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC", "America/Argentina/ComodRivadavia"])
+def test_a_choice_is_read_as_it_was_written(zone: str) -> None:
+    written = preference_cookie(scope(""), "time_zone", zone, max_age_s=60).to_header(header="")
+    value = written.strip().partition(";")[0].partition("=")[2]
+    assert read_preference(scope(value), "time_zone") == zone
+
+
+@pytest.mark.parametrize("count", [200, MAX_COOKIES // 2 - 20])
+def test_a_choice_that_takes_long_to_read_is_none(count: int) -> None:
+    escaped = '"' + '\\"' * count + '"'
+    assert read_preference(scope(escaped), "time_zone") is None

@@ -1,0 +1,82 @@
+"""Test how connections are shared among organisations."""
+
+import asyncio
+
+import pytest
+
+from rooms.db.connection_shares import ConnectionShares, hold_share
+from rooms.domain.ids import OrganisationId
+from rooms.errors import RateLimitedError
+
+FIRST, SECOND = OrganisationId("first"), OrganisationId("second")
+
+
+class Shares:
+    """Hold shares of one connection, and count refusals."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.shares = ConnectionShares(1, on_refusal=self._count, wait_s=0.01)
+
+    def _count(self) -> None:
+        self.refused += 1
+
+    async def use(self, organisation: OrganisationId) -> None:
+        self.shares.enter(organisation)
+        async with hold_share():
+            pass
+
+
+async def test_beyond_its_share_an_organisation_is_refused_and_no_other() -> None:
+    tested = Shares()
+    tested.shares.enter(FIRST)
+    async with hold_share():
+        with pytest.raises(RateLimitedError, match="1 queries of your organisation"):
+            await asyncio.create_task(tested.use(FIRST))
+        await asyncio.create_task(tested.use(SECOND))
+    await asyncio.create_task(tested.use(FIRST))
+    assert tested.refused == 1
+
+
+async def test_a_transaction_within_another_needs_no_further_part() -> None:
+    tested = Shares()
+    tested.shares.enter(FIRST)
+    async with hold_share(), hold_share():
+        pass
+    assert tested.refused == 0
+
+
+async def test_a_part_comes_back_after_an_error_and_a_cancellation() -> None:
+    tested = Shares()
+    tested.shares.enter(FIRST)
+    with pytest.raises(ZeroDivisionError):
+        async with hold_share():
+            raise ZeroDivisionError
+    started = asyncio.Event()
+
+    async def hang() -> None:
+        async with hold_share():
+            started.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(hang())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await tested.use(FIRST)
+
+
+async def test_a_task_that_left_counts_for_no_organisation() -> None:
+    tested = Shares()
+    tested.shares.enter(FIRST)
+    async with hold_share():
+        tested.shares.leave()
+        async with hold_share(), hold_share():
+            pass
+    assert tested.refused == 0
+
+
+async def test_without_an_organisation_nothing_is_counted() -> None:
+    async with hold_share(), hold_share():
+        pass
