@@ -129,7 +129,10 @@ class GroupCommitter:
         now = self._loop.time()
         self._mean_gap_s += _SMOOTHING * (min(now - self._last_arrival, 1.0) - self._mean_gap_s)
         self._last_arrival = now
-        self._waiting.setdefault(submission.organisation, deque()).append(waiting)
+        queue = self._waiting.get(submission.organisation)
+        if queue is None:
+            queue = self._waiting[submission.organisation] = deque()
+        queue.append(waiting)
         self._waiting_count += 1
         self._waiting_bytes += waiting.size
         self._has_work.set()
@@ -256,7 +259,8 @@ class GroupCommitter:
                 raise
             if not verdict.has_conflict:
                 for one in group:
-                    _resolve(one, None)
+                    if not one.future.done():
+                        one.future.set_result(None)
                 self._report_commit(submissions)
                 return
             group = [one for one in group if not _resolve_conflict(one, verdict)]

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -137,18 +136,24 @@ class _AfterCommit:
 
     def __call__(self, group: Sequence[InsertRows]) -> None:
         self._write_check.committed()
-        now_s, count = self._clock.monotonic(), sum(len(rows.messages) for rows in group)
-        self._publish_metrics.count_accepted(count, [now_s - rows.started_s for rows in group])
-        if any(rows.has_push for rows in group):
+        now_s, count, has_push = self._clock.monotonic(), 0, False
+        latencies_s: list[float] = []
+        queued: set[SubscriptionId] = set()
+        for rows in group:
+            count += len(rows.messages)
+            latencies_s.append(now_s - rows.started_s)
+            has_push = has_push or rows.has_push
+            if rows.pull_subscriptions:
+                queued |= rows.pull_subscriptions
+            for wait_ms, pulls in rows.due_soon:
+                # An external broker gets its message now, and hands it out when it is due.
+                delay_s = 0 if self._uses_relay else wait_ms / 1000
+                self._loop.call_later(delay_s, self._notify_pulls, pulls)
+        self._publish_metrics.count_accepted(count, latencies_s)
+        if has_push:
             self._notifier.notify_queued(count=count)
-        for subscription in {
-            subscription for rows in group for subscription in rows.pull_subscriptions
-        }:
+        for subscription in queued:
             self._notifier.notify_queued(subscription, count=count)
-        for wait_ms, pulls in itertools.chain.from_iterable(rows.due_soon for rows in group):
-            # An external broker gets its message now, and hands it out when it is due.
-            delay_s = 0 if self._uses_relay else wait_ms / 1000
-            self._loop.call_later(delay_s, self._notify_pulls, pulls)
 
     def _notify_pulls(self, subscriptions: frozenset[SubscriptionId]) -> None:
         for subscription in subscriptions:

@@ -231,12 +231,12 @@ class FastProtocol(AsgiProtocol):
         if self.transport.is_closing():
             self._busy = False
             return
-        headers.append((b"content-length", b"%d" % len(content)))
-        if not self._keep_alive:
-            headers.append((b"connection", b"close"))
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        common = self._common_header_lines()
+        close = b"" if self._keep_alive else b"connection: close\r\n"
         self.transport.write(
-            b"".join((STATUS_LINE[status], self._common_header_lines(), lines, b"\r\n", content))
+            b"%b%b%bcontent-length: %d\r\n%b\r\n%b"
+            % (STATUS_LINE[status], common, lines, len(content), close, content)
         )
         if status == _UNAUTHENTICATED and self._organisation is not None:
             self._organisation = None
@@ -264,7 +264,8 @@ class FastProtocol(AsgiProtocol):
     def _on_answered(self) -> None:
         """Take the next request."""
         self._busy = False
-        self._release_body()
+        if self._body_organisation is not None:
+            self._release_body()
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._lingering:
             return
