@@ -4,7 +4,7 @@ Pure, except for the ids that it draws.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -33,6 +33,8 @@ from rooms.publishing.routing import (
 
 NOTIFY_WITHIN_MS: Final = 2_000
 """Consumers look this far ahead, so messages that are due later need no notification."""
+SLICE_ROWS: Final = 1_000
+"""Messages and deliveries that are prepared at a time, in about a millisecond."""
 _NO_ANSWERS: Final[Mapping[str, bytes]] = {}
 _NONE_REFUSED: Final[Mapping[int, str]] = {}
 _encode: Final = msgspec.json.encode
@@ -119,7 +121,59 @@ class Preparer:
             )
             for route, message in zip(routes, messages, strict=True)
         ]
-        rows.answer = b'{"messages":[' + b",".join(answers) + b"]}" if batch else answers[0]
+        rows.answer = _batch_answer(answers) if batch else answers[0]
+        return rows
+
+    def prepare_in_slices(
+        self,
+        routing: RoutingTable,
+        messages: Sequence[MessageRequest],
+        *,
+        publisher: bytes,
+        now_ms: int,
+        access: PublishAccess | None,
+        application: str | None,
+        answered: Mapping[str, bytes],
+        refused: Mapping[int, str],
+    ) -> Generator[None, None, InsertRows]:
+        """Prepare a batch as `prepare` does, but yield after each slice of about `SLICE_ROWS` rows.
+
+        Other requests go on meanwhile. If the room changes, the statement finds that the table is
+        old.
+        """
+        routes = self._routes(
+            routing,
+            messages,
+            batch=True,
+            now_ms=now_ms,
+            access=access,
+            answered=answered,
+            refused=refused,
+            checks=None,
+        )
+        rows = InsertRows(routing.room_id, routing.plan_version)
+        rows.tracks_completion = routing.tracks_completion
+        answers: list[bytes] = []
+        slice_end = SLICE_ROWS
+        for route, message in zip(routes, messages, strict=True):
+            if rows.row_count >= slice_end:
+                slice_end = rows.row_count + SLICE_ROWS
+                yield
+            answers.append(
+                answered[message.id or ""]
+                if route is None
+                else self._add(
+                    rows,
+                    routing,
+                    route,
+                    message,
+                    publisher=publisher,
+                    now_ms=now_ms,
+                    access=access,
+                    application=application,
+                )
+            )
+        rows.answer = _batch_answer(answers)
         return rows
 
     def _routes(
@@ -258,6 +312,10 @@ class Preparer:
         if caller_id is not None:
             rows.caller_ids.append(CallerId(caller_id, identity, content_hash(message), answer))
         return answer
+
+
+def _batch_answer(answers: Iterable[bytes]) -> bytes:
+    return b'{"messages":[' + b",".join(answers) + b"]}"
 
 
 def _route(

@@ -2,12 +2,10 @@
 
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rooms.db import pg_arrays
-from rooms.db.publish.request_rows import InsertRows
 from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.errors import (
@@ -22,10 +20,9 @@ from rooms.errors import (
     SuspendedError,
 )
 from rooms.ports import Clock
-from rooms.publishing.deferred_checks import Checker, ChecksPendingError, DeferredChecks
+from rooms.publishing.deferred_checks import Checker
 from rooms.publishing.group_commit import LARGE_ROWS, GroupCommitter, IdReused, KeyReused
 from rooms.publishing.outcome_metrics import PublishMetrics
-from rooms.publishing.prepare import Preparer, content_hash
 from rooms.publishing.quotas import Admission, QuotaKeeper
 from rooms.publishing.request import (
     MessageRequest,
@@ -33,9 +30,14 @@ from rooms.publishing.request import (
     decode_batch,
     decode_message,
 )
+from rooms.publishing.request_preparation import (
+    REFUSALS,
+    FindByCallerId,
+    RequestPreparation,
+    matching_answers,
+)
 from rooms.publishing.routing import PublishAccess, RoutingTable
 from rooms.publishing.routing_cache import RoutingCache
-from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
 
 MIN_ROUNDS: Final = 3
@@ -46,9 +48,6 @@ _NONE_REFUSED: Final[Mapping[int, str]] = {}
 _SINGLE_TAG: Final = b"one\n"
 _BATCH_TAG: Final = b"batch\n"
 
-KnownAnswers = Mapping[str, tuple[bytes, bytes]]
-"""Content hash and answer by caller id."""
-FindByCallerId = Callable[[RoomId, Collection[str]], Awaitable[KnownAnswers]]
 FindByIdempotencyKey = Callable[[RoomId, str], Awaitable[tuple[bytes, bytes] | None]]
 
 
@@ -83,13 +82,12 @@ class Publisher:
         routing: RoutingCache,
         committer: GroupCommitter,
         large_committer: GroupCommitter,
-        preparer: Preparer,
+        preparation: RequestPreparation,
         find_by_idempotency_key: FindByIdempotencyKey,
         find_by_caller_id: FindByCallerId,
         clock: Clock,
         publish_metrics: PublishMetrics,
         max_batch: int,
-        sandbox: CheckSandbox,
         checker: Checker,
         signatures: SignatureChecker,
         quotas: QuotaKeeper | None = None,
@@ -98,17 +96,15 @@ class Publisher:
         self._quotas = quotas
         self._signatures = signatures
         self.checker = checker
-        self._sandbox = sandbox
         self._routing = routing
         self._committer = committer
         self._large_committer = large_committer
-        self._preparer = preparer
+        self._preparation = preparation
         self._find_by_idempotency_key = find_by_idempotency_key
         self._find_by_caller_id = find_by_caller_id
         self._clock = clock
         self._publish_metrics = publish_metrics
         self._max_batch = max_batch
-        self._pack_key_id = functools.lru_cache(maxsize=1000)(pg_arrays.uuid_from_text)
 
     # These two return coroutines of `_publish`: one that only awaits another costs each publish.
     def publish(
@@ -130,15 +126,13 @@ class Publisher:
         are not looked at. The errors are those of `publish`.
         """
         table, access = await self._find_access(principal, room_id)
-        rows = await self._prepare(
-            table,
-            principal,
-            access,
-            [decode_message(body)],
-            refused=_NONE_REFUSED,
-            batch=False,
-            answered={},
-        )
+        request = table, principal, access, [decode_message(body)]
+        try:
+            rows = self._preparation.at_once(*request, refused=_NONE_REFUSED, answered={})
+        except REFUSALS as exc:
+            rows = await self._preparation.after_refusal(
+                exc, *request, refused=_NONE_REFUSED, batch=False, answered={}
+            )
         return rows.answer
 
     async def _find_access(
@@ -355,25 +349,25 @@ class Publisher:
         key: str | None,
         request_hash: bytes,
     ) -> PublishResult:
+        preparation = self._preparation
         answered: dict[str, bytes] = {}
         rounds = 0
         while rounds < MIN_ROUNDS or self._clock.monotonic() - begun_s < MAX_ROUTING_S:
             rounds += 1
             while True:
                 try:
-                    rows = self._preparer.prepare(
-                        table,
-                        messages,
-                        batch=batch,
-                        publisher=self._pack_key_id(principal.key_id),
-                        now_ms=self._clock.now_ms(),
-                        access=access,
-                        application=principal.application,
-                        answered=answered,
-                        refused=refused,
+                    rows = (
+                        await preparation.in_slices(
+                            table, principal, access, messages, refused=refused, answered=answered
+                        )
+                        if batch
+                        else preparation.at_once(
+                            table, principal, access, messages, refused=refused, answered=answered
+                        )
                     )
-                except (ChecksPendingError, InvalidError, ForbiddenError) as exc:
-                    rows = await self._prepare(
+                except REFUSALS as exc:
+                    rows = await preparation.after_refusal(
+                        exc,
                         table,
                         principal,
                         access,
@@ -381,7 +375,6 @@ class Publisher:
                         refused=refused,
                         batch=batch,
                         answered=answered,
-                        failed=exc,
                     )
                 if not rows.messages and key is None:
                     self._publish_metrics.count_duplicate()
@@ -397,7 +390,7 @@ class Publisher:
                 outcome = await committer.submit(rows)
                 if not isinstance(outcome, IdReused):
                     break
-                answered |= _matching_answers(messages, outcome.answers, access, batch=batch)
+                answered |= matching_answers(messages, outcome.answers, access, batch=batch)
             if outcome is None:
                 known = [one for one in messages if one.id in answered] if answered else ()
                 return PublishResult(
@@ -414,83 +407,6 @@ class Publisher:
             f"room {table.room_id} changes faster than a message can be routed"
         )
 
-    async def _prepare(
-        self,
-        table: RoutingTable,
-        principal: Principal,
-        access: PublishAccess | None,
-        messages: Sequence[MessageRequest],
-        *,
-        refused: Mapping[int, str],
-        batch: bool,
-        answered: dict[str, bytes],
-        failed: Exception | None = None,
-    ) -> InsertRows:
-        """Return the rows to write. `failed`: how a first attempt without an await ended.
-
-        Adds to `answered` messages that are stored already, but would be refused today.
-        """
-        publisher, now_ms = self._pack_key_id(principal.key_id), self._clock.now_ms()
-        prepare = functools.partial(
-            self._preparer.prepare,
-            messages=messages,
-            batch=batch,
-            publisher=publisher,
-            application=principal.application,
-            now_ms=now_ms,
-            answered=answered,
-            refused=refused,
-        )
-        try:
-            try:
-                if failed is not None:
-                    raise failed
-                return prepare(table, access=access)
-            except ChecksPendingError as exc:
-                return await self._prepare_checked(
-                    principal, functools.partial(prepare, table, access=access), exc.checks
-                )
-        except (InvalidError, ForbiddenError) as exc:
-            # The cached routing table may be out of date.
-            fresh, access = await self._reload(table, principal)
-            if fresh is not table:
-                return await self._prepare_checked(
-                    principal, functools.partial(prepare, fresh, access=access)
-                )
-            if isinstance(exc, ForbiddenError):
-                raise
-            # The room may have changed since a message was stored; the first answer still holds.
-            ids = [
-                message.id
-                for message in messages
-                if message.id is not None and message.id not in answered
-            ]
-            if access is not None:
-                ids = [access.scope(one) for one in ids]
-            found = await self._find_by_caller_id(table.room_id, ids) if ids else {}
-            if not found:
-                raise
-            answered |= _matching_answers(messages, found, access, batch=batch)
-        return await self._prepare_checked(
-            principal, functools.partial(prepare, table, access=access)
-        )
-
-    async def _prepare_checked(
-        self,
-        principal: Principal,
-        prepare: Callable[..., InsertRows],
-        checks: DeferredChecks | None = None,
-    ) -> InsertRows:
-        """Return the rows, with costly checks done in the sandbox."""
-        checks = checks or DeferredChecks()
-        while True:
-            if checks.pending:
-                await checks.run(self._sandbox, principal.organisation_id)
-            try:
-                return prepare(checks=checks)
-            except ChecksPendingError as exc:
-                checks = exc.checks
-
     def _replay(self, request_hash: bytes, first_hash: bytes, answer: bytes) -> PublishResult:
         if request_hash != first_hash:
             raise ConflictError("this Idempotency-Key was used in this room with another request")
@@ -504,31 +420,3 @@ def _give_back(quotas: QuotaKeeper, admission: Admission, result: PublishResult 
         quotas.give_back(admission, admission.messages, admission.bytes)
     elif result.known_messages:
         quotas.give_back(admission, result.known_messages, result.known_bytes)
-
-
-def _matching_answers(
-    messages: Sequence[MessageRequest],
-    found: KnownAnswers,
-    access: PublishAccess | None,
-    *,
-    batch: bool,
-) -> dict[str, bytes]:
-    """Return the answers of messages that were published before.
-
-    ConflictError: one of them had other content.
-    """
-    answers = {}
-    for index, message in enumerate(messages):
-        if message.id is None:
-            continue
-        stored = message.id if access is None else access.scope(message.id)
-        if stored not in found:
-            continue
-        first_hash, answer = found[stored]
-        if first_hash != content_hash(message):
-            place = f"messages[{index}]: " if batch else ""
-            raise ConflictError(
-                f"{place}the id {message.id!r} was published in this room with other content"
-            )
-        answers[message.id] = answer
-    return answers

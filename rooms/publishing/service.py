@@ -31,6 +31,7 @@ from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.prepare import Preparer
 from rooms.publishing.publisher import Publisher
 from rooms.publishing.quotas import QuotaKeeper
+from rooms.publishing.request_preparation import RequestPreparation
 from rooms.publishing.routing_cache import RoutingCache
 from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
@@ -92,23 +93,30 @@ async def open_publisher(
             on_refused=lambda limit: metrics.quota_refused.labels(limit.value).inc(),
         ) as quotas,
     ):
+        routing = routing or make_routing_cache(engine, max_schema_bytes=settings.max_schema_bytes)
+        find_by_caller_id = functools.partial(find_caller_ids, engine)
+        preparer = Preparer(
+            ids,
+            max_payload_bytes=settings.max_payload_bytes,
+            on_filter_error=meter.record_filter_error,
+            saturated=saturated.current,
+        )
         yield Publisher(
-            routing=routing
-            or make_routing_cache(engine, max_schema_bytes=settings.max_schema_bytes),
+            routing=routing,
             committer=committer,
             large_committer=large_committer,
-            preparer=Preparer(
-                ids,
-                max_payload_bytes=settings.max_payload_bytes,
-                on_filter_error=meter.record_filter_error,
-                saturated=saturated.current,
+            preparation=RequestPreparation(
+                preparer,
+                routing=routing,
+                find_by_caller_id=find_by_caller_id,
+                sandbox=sandbox,
+                clock=clock,
             ),
             find_by_idempotency_key=functools.partial(find_idempotency_key, engine),
-            find_by_caller_id=functools.partial(find_caller_ids, engine),
+            find_by_caller_id=find_by_caller_id,
             clock=clock,
             publish_metrics=meter,
             max_batch=settings.max_batch,
-            sandbox=sandbox,
             checker=Checker(sandbox, max_schema_bytes=settings.max_schema_bytes),
             quotas=quotas,
             signatures=SignatureChecker(functools.partial(find_keys, engine), clock.monotonic),

@@ -55,7 +55,7 @@ async def test_a_stored_schema_beyond_the_limit_is_refused_unrun(desk: Desk, hou
         assert caught.value.problems[0].field == field
         assert "unfolds to more than" in caught.value.problems[0].message
     assert house.run("SELECT count(*) FROM messages") == [(0,)]
-    assert not desk.publisher._sandbox._processes
+    assert not desk.publisher._preparation._sandbox._processes
 
 
 async def test_a_slow_validation_is_refused_and_blocks_no_other_publish(

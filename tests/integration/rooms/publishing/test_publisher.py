@@ -26,6 +26,8 @@ from rooms.domain.ids import KeyId, OrganisationId, RoomId, created_ms
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import ConflictError, InvalidError, NotFoundError, TooLargeError
+from rooms.publishing.prepare import SLICE_ROWS
+from rooms.publishing.request import decode_batch
 from rooms.settings import read_settings
 from tests.support.publisher import Desk, House, make_id, open_desk
 
@@ -722,3 +724,63 @@ async def test_a_message_without_subscribers_is_kept_without_deliveries(
     house.subscription(room, "PUSH", wanted="false")
     assert (await send(desk, house, room, a_message()))["destinations"] == []
     assert (house.count("messages"), house.count("deliveries"), house.count("outbox")) == (1, 0, 0)
+
+
+async def test_a_large_batch_lets_other_requests_go_on_while_it_is_prepared(
+    database: str, house: House
+) -> None:
+    """It takes tens of milliseconds, for which the messages of all others would wait."""
+    room = a_room(house, *["PUSH"] * 20)
+    async with open_desk(database, ROOMS_MAX_BATCH="500") as desk:
+        await desk.publisher.publish(house.principal, room, a_message(), None)
+        turns = 0
+        done = asyncio.Event()
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while not done.is_set():
+                turns += 1
+                await asyncio.sleep(0)
+
+        preparation = desk.publisher._preparation
+        table = desk.planner.cached(room)
+        assert table is not None
+        counting = asyncio.create_task(count_turns())
+        rows = await preparation.in_slices(
+            table,
+            house.principal,
+            None,
+            decode_batch(a_batch(*[{}] * 500), 500),
+            refused={},
+            answered={},
+        )
+        done.set()
+        await counting
+        assert rows.row_count == 500 * 21
+        assert turns >= rows.row_count // SLICE_ROWS - 1
+        at_once = preparation._preparer.prepare(
+            table,
+            decode_batch(a_batch(*[{}] * 500), 500),
+            batch=True,
+            publisher=b"",
+            now_ms=0,
+        )
+        assert len(at_once.answer) == len(rows.answer)
+        assert len(json.loads(rows.answer)["messages"]) == 500
+
+
+async def test_a_batch_whose_room_changes_while_it_is_prepared_reaches_the_new_subscription(
+    database: str, house: House
+) -> None:
+    room = a_room(house, *["PUSH"] * 20)
+    async with open_desk(database, ROOMS_MAX_BATCH="500") as desk:
+        await desk.publisher.publish(house.principal, room, a_message(), None)
+        publishing = asyncio.create_task(
+            desk.publisher.publish_batch(house.principal, room, a_batch(*[{}] * 500), None)
+        )
+        await asyncio.sleep(0)
+        assert not publishing.done()
+        added = house.subscription(room)
+        assert (await publishing).status == 202
+    found = house.run("SELECT count(*) FROM deliveries WHERE subscription_id = %s", added)
+    assert found == [(500,)]

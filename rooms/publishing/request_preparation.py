@@ -1,0 +1,204 @@
+"""Prepare requests for their commit, where that takes more than the pure `prepare`.
+
+A large batch is prepared in slices, so that other requests go on. What is refused is tried again
+with fresh routes, and with the answers of messages that are stored already. Costly checks run in
+the sandbox.
+"""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from rooms.db import pg_arrays
+from rooms.db.publish.request_rows import InsertRows
+from rooms.domain.ids import RoomId
+from rooms.domain.principal import Principal
+from rooms.errors import ConflictError, ForbiddenError, InvalidError
+from rooms.ports import Clock
+from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
+from rooms.publishing.prepare import Preparer, content_hash
+from rooms.publishing.request import MessageRequest
+from rooms.publishing.routing import PublishAccess, RoutingTable
+from rooms.publishing.routing_cache import RoutingCache
+from rooms.publishing.sandbox.client import CheckSandbox
+
+KnownAnswers = Mapping[str, tuple[bytes, bytes]]
+"""Content hash and answer by caller id."""
+FindByCallerId = Callable[[RoomId, Collection[str]], Awaitable[KnownAnswers]]
+REFUSALS: Final = (ChecksPendingError, InvalidError, ForbiddenError)
+"""Errors of `at_once` and `in_slices` after which `after_refusal` may still succeed."""
+
+
+class RequestPreparation:
+    """Prepare the requests of one process. The errors are those of `Preparer.prepare`."""
+
+    def __init__(
+        self,
+        preparer: Preparer,
+        *,
+        routing: RoutingCache,
+        find_by_caller_id: FindByCallerId,
+        sandbox: CheckSandbox,
+        clock: Clock,
+    ) -> None:
+        self._preparer = preparer
+        self._routing = routing
+        self._find_by_caller_id = find_by_caller_id
+        self._sandbox = sandbox
+        self._clock = clock
+        self._pack_key_id = functools.lru_cache(maxsize=1000)(pg_arrays.uuid_from_text)
+
+    def at_once(
+        self,
+        table: RoutingTable,
+        principal: Principal,
+        access: PublishAccess | None,
+        messages: Sequence[MessageRequest],
+        *,
+        refused: Mapping[int, str],
+        answered: Mapping[str, bytes],
+    ) -> InsertRows:
+        """Return the rows of a request with one message."""
+        return self._preparer.prepare(
+            table,
+            messages,
+            batch=False,
+            publisher=self._pack_key_id(principal.key_id),
+            now_ms=self._clock.now_ms(),
+            access=access,
+            application=principal.application,
+            answered=answered,
+            refused=refused,
+        )
+
+    async def in_slices(
+        self,
+        table: RoutingTable,
+        principal: Principal,
+        access: PublishAccess | None,
+        messages: Sequence[MessageRequest],
+        *,
+        refused: Mapping[int, str],
+        answered: Mapping[str, bytes],
+    ) -> InsertRows:
+        """Return the rows of a batch, and let other requests go on meanwhile."""
+        slices = self._preparer.prepare_in_slices(
+            table,
+            messages,
+            publisher=self._pack_key_id(principal.key_id),
+            now_ms=self._clock.now_ms(),
+            access=access,
+            application=principal.application,
+            answered=answered,
+            refused=refused,
+        )
+        while True:
+            try:
+                next(slices)
+            except StopIteration as done:
+                rows: InsertRows = done.value
+                return rows
+            await asyncio.sleep(0)
+
+    async def after_refusal(
+        self,
+        error: Exception,
+        table: RoutingTable,
+        principal: Principal,
+        access: PublishAccess | None,
+        messages: Sequence[MessageRequest],
+        *,
+        refused: Mapping[int, str],
+        batch: bool,
+        answered: dict[str, bytes],
+    ) -> InsertRows:
+        """Return the rows of a request whose first attempt ended with `error`.
+
+        Adds to `answered` messages that are stored already, but would be refused today.
+        """
+        prepare = functools.partial(
+            self._preparer.prepare,
+            messages=messages,
+            batch=batch,
+            publisher=self._pack_key_id(principal.key_id),
+            application=principal.application,
+            now_ms=self._clock.now_ms(),
+            answered=answered,
+            refused=refused,
+        )
+        try:
+            if not isinstance(error, ChecksPendingError):
+                raise error
+            return await self._with_checks(
+                principal, functools.partial(prepare, table, access=access), error.checks
+            )
+        except (InvalidError, ForbiddenError) as exc:
+            # The cached routing table may be out of date.
+            fresh = await self._routing.reload(table.room_id)
+            access = fresh.access(principal, self._clock.now_ms())
+            if fresh is not table:
+                return await self._with_checks(
+                    principal, functools.partial(prepare, fresh, access=access)
+                )
+            if isinstance(exc, ForbiddenError):
+                raise
+            # The room may have changed since a message was stored; the first answer still holds.
+            ids = [
+                message.id
+                for message in messages
+                if message.id is not None and message.id not in answered
+            ]
+            if access is not None:
+                ids = [access.scope(one) for one in ids]
+            found = await self._find_by_caller_id(table.room_id, ids) if ids else {}
+            if not found:
+                raise
+            answered |= matching_answers(messages, found, access, batch=batch)
+        return await self._with_checks(principal, functools.partial(prepare, table, access=access))
+
+    async def _with_checks(
+        self,
+        principal: Principal,
+        prepare: Callable[..., Any],
+        checks: DeferredChecks | None = None,
+    ) -> InsertRows:
+        """Return the rows, with costly checks done in the sandbox."""
+        checks = checks or DeferredChecks()
+        while True:
+            if checks.pending:
+                await checks.run(self._sandbox, principal.organisation_id)
+            try:
+                rows: InsertRows = prepare(checks=checks)
+            except ChecksPendingError as exc:
+                checks = exc.checks
+            else:
+                return rows
+
+
+def matching_answers(
+    messages: Sequence[MessageRequest],
+    found: KnownAnswers,
+    access: PublishAccess | None,
+    *,
+    batch: bool,
+) -> dict[str, bytes]:
+    """Return the answers of messages that were published before.
+
+    ConflictError: one of them had other content.
+    """
+    answers = {}
+    for index, message in enumerate(messages):
+        if message.id is None:
+            continue
+        stored = message.id if access is None else access.scope(message.id)
+        if stored not in found:
+            continue
+        first_hash, answer = found[stored]
+        if first_hash != content_hash(message):
+            place = f"messages[{index}]: " if batch else ""
+            raise ConflictError(
+                f"{place}the id {message.id!r} was published in this room with other content"
+            )
+        answers[message.id] = answer
+    return answers
