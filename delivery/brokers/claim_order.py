@@ -11,15 +11,20 @@ other backlogged ones. Its turns end when a claim for it does not fill its batch
 So a message of an organisation without a backlog waits for one claim of another organisation, and
 backlogged organisations get the same number of rows a round. Without a backlog every claim is for
 all, as if there were no turns.
+
+Within a backlogged organisation a subscription to which half of a full claim goes is backlogged in
+the same way: its turns alternate with those of all others of its organisation. So a burst to one
+webhook does not delay the other webhooks of its organisation. A burst to many at once does.
 """
 
 import copy
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from rooms.db.queue.claims import ClaimedBatch
+from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.watermarks import DueWatermarks, Watermarks
 
@@ -29,9 +34,16 @@ COMMIT_SLACK_US: Final = 500_000
 """The next scan of the whole queue finds what takes longer than this to commit."""
 MAX_BACKLOGGED: Final = 64
 """Organisations that take turns; further ones wait in order of arrival with all others."""
-_BACKLOG_SHARE: Final = 16
-"""A subscriber with fewer than one row in so many of a full claim is not backlogged."""
+_ORGANISATION_SHARE: Final = 16
+"""An organisation with fewer than one row in so many of a full claim is not backlogged."""
+_SUBSCRIPTION_SHARE: Final = 2
+"""The same for a subscription among those of its organisation. If several of them took turns, each
+claim would read the rows of all others that are due in between.
+"""
+_IDLE_TURNS: Final = 4
+"""Turns of backlogged subscriptions between claims that find nothing of their organisation."""
 
+PartyT = TypeVar("PartyT")
 ClaimT = TypeVar("ClaimT", bound="Claim")
 ClaimT_contra = TypeVar("ClaimT_contra", bound="Claim", contravariant=True)
 MarksT = TypeVar("MarksT", bound="TurnWatermarks[Any]")
@@ -98,11 +110,14 @@ class Claim(Protocol):
     @property
     def row_count(self) -> int: ...
 
+    @property
+    def tasks(self) -> Sequence[DeliveryTask]: ...
+
     def count_by_organisation(self) -> Mapping[OrganisationId, int]: ...
 
 
 class TurnWatermarks(Protocol[ClaimT_contra]):
-    """Declare the low-water marks of claims that skip the same organisations."""
+    """Declare the low-water marks of claims that skip the same parties."""
 
     def advance(self, claim: ClaimT_contra, /, *, exhausted: bool) -> None: ...
 
@@ -114,62 +129,151 @@ class TurnWatermarks(Protocol[ClaimT_contra]):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimTurn(Generic[MarksT]):
-    """Describe one claim: it skips the subscriptions of `excluded`, and begins at `watermarks`.
+class _PartyTurn(Generic[PartyT, MarksT]):
+    """Describe a turn of a backlogged party (None: of all others), which skips `excluded`."""
 
-    `organisation`: the backlogged one whose turn it is; None: all others. `share`: as many rows as
-    all others had since its last turn.
+    party: PartyT | None
+    excluded: Sequence[PartyT]
+    watermarks: MarksT
+
+
+@dataclass(slots=True)
+class _Backlog(Generic[MarksT]):
+    """Hold the marks of a backlogged party, and the rows of all others before its last turn."""
+
+    watermarks: MarksT
+    others_before: int
+
+
+class _PartyTurns(Generic[PartyT, MarksT]):
+    """Hold which parties are backlogged, and whose turn it is.
+
+    A party is backlogged if a claim of all others was full and one row in `share` was its own.
+    After a claim for all others that took nothing, their next one comes after `idle_turns`.
+    """
+
+    def __init__(self, watermarks: MarksT, *, share: int, idle_turns: int) -> None:
+        self.others = watermarks
+        self.backlogged: dict[PartyT, _Backlog[MarksT]] = {}
+        """In the order of their turns."""
+        self.others_rows = 0
+        """The rows that claims for all others took."""
+        self._share = share
+        self._idle_turns = idle_turns
+        self._turns_left = 0
+        """Turns of backlogged parties before that of all others."""
+
+    def next(self) -> _PartyTurn[PartyT, MarksT]:
+        """Return the next turn: that of a backlogged party, then that of all others."""
+        turn = self.next_backlogged() if self._turns_left else None
+        return self.next_of_others() if turn is None else turn
+
+    def next_backlogged(self) -> _PartyTurn[PartyT, MarksT] | None:
+        for party, backlog in self.backlogged.items():
+            others = [known for known in self.backlogged if known != party]
+            return _PartyTurn(party, others, backlog.watermarks)
+        return None
+
+    def next_of_others(self) -> _PartyTurn[PartyT, MarksT]:
+        return _PartyTurn(None, list(self.backlogged), self.others)
+
+    def end_turn(self, party: PartyT, *, finished: bool) -> None:
+        """Let a backlogged party wait for its next turn, or count it among all others again."""
+        self._turns_left = max(0, self._turns_left - 1)
+        backlog = self.backlogged.pop(party)
+        if finished:
+            self.others.absorb(backlog.watermarks)
+        else:
+            self.backlogged[party] = _Backlog(backlog.watermarks, self.others_rows)
+
+    def end_turn_of_others(
+        self, row_count: int, counts: Callable[[], Mapping[PartyT, int]], *, exhausted: bool
+    ) -> PartyT | None:
+        """Record a claim for all others; return the party that is backlogged from now on."""
+        self._turns_left = 1 if row_count else self._idle_turns
+        self.others_rows += row_count
+        if exhausted or len(self.backlogged) >= MAX_BACKLOGGED:
+            return None
+        found = counts()
+        party = max(found, key=found.__getitem__, default=None)
+        if party is None or found[party] * self._share < row_count:
+            return None
+        self.backlogged[party] = _Backlog(self.others.copy(), self.others_rows)
+        self._turns_left = 0
+        return party
+
+    def reset(self) -> None:
+        self.others.reset()
+        for backlog in self.backlogged.values():
+            backlog.watermarks.reset()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTurn(Generic[MarksT]):
+    """Describe one claim, which begins at `watermarks`.
+
+    `organisation`: the backlogged one whose turn it is; None: all others. `subscription`: the
+    backlogged one of it; None: all its others. The claim skips the organisations of `excluded` and
+    the subscriptions of `excluded_subscriptions`. `share`: as many rows as all other organisations
+    had since its last turn.
     """
 
     organisation: OrganisationId | None
+    subscription: SubscriptionId | None
     excluded: Sequence[OrganisationId]
+    excluded_subscriptions: Sequence[SubscriptionId]
     watermarks: MarksT
     scan: int
     """The number of scans of the whole queue that were wanted before."""
     share: int = 0
 
 
-@dataclass(slots=True)
-class _Backlog(Generic[MarksT]):
-    """Hold the marks of a backlogged organisation, and the rows of others before its last turn."""
-
-    watermarks: MarksT
-    others_before: int
-
-
 class ClaimTurns(Generic[ClaimT, MarksT]):
-    """Hold which organisations are backlogged, and whose turn it is."""
+    """Hold which organisations and subscriptions are backlogged, and whose turn it is."""
 
     def __init__(self, watermarks: MarksT) -> None:
-        self._others = watermarks
-        self._backlogged: dict[OrganisationId, _Backlog[MarksT]] = {}
-        """In the order of their turns."""
-        self._others_next = False
-        self._others_rows = 0
-        """The rows that claims for all others took."""
+        self._organisations = _PartyTurns[OrganisationId, MarksT](
+            watermarks, share=_ORGANISATION_SHARE, idle_turns=1
+        )
+        self._subscriptions: dict[OrganisationId, _PartyTurns[SubscriptionId, MarksT]] = {}
+        """Of each backlogged organisation; its marks are those of the others among them."""
         self._scan = 0
 
     @property
     def has_backlog(self) -> bool:
         """Return whether a claim is due at once, whatever the last one took."""
-        return bool(self._backlogged)
+        return bool(self._organisations.backlogged)
 
     def next(self) -> ClaimTurn[MarksT]:
         """Return the next claim: one for a backlogged organisation, then one for all others."""
-        turn = None if self._others_next else self.next_backlogged()
-        return self.next_of_others() if turn is None else turn
+        turn = self._organisations.next()
+        return self.next_of_others() if turn.party is None else self._within(turn.party, turn)
 
     def next_backlogged(self) -> ClaimTurn[MarksT] | None:
         """Return the next claim for a backlogged organisation; None: there is none."""
-        for organisation, backlog in self._backlogged.items():
-            others = [known for known in self._backlogged if known != organisation]
-            share = self._others_rows - backlog.others_before
-            return ClaimTurn(organisation, others, backlog.watermarks, self._scan, share)
-        return None
+        turn = self._organisations.next_backlogged()
+        return None if turn is None or turn.party is None else self._within(turn.party, turn)
 
     def next_of_others(self) -> ClaimTurn[MarksT]:
         """Return the next claim for all that are not backlogged."""
-        return ClaimTurn(None, list(self._backlogged), self._others, self._scan)
+        turn = self._organisations.next_of_others()
+        return ClaimTurn(None, None, turn.excluded, (), turn.watermarks, self._scan)
+
+    def _within(
+        self, organisation: OrganisationId, turn: _PartyTurn[OrganisationId, MarksT]
+    ) -> ClaimTurn[MarksT]:
+        inner = self._subscriptions[organisation].next()
+        organisations = self._organisations
+        share = organisations.others_rows - organisations.backlogged[organisation].others_before
+        return ClaimTurn(
+            organisation,
+            inner.party,
+            turn.excluded,
+            inner.excluded,
+            inner.watermarks,
+            self._scan,
+            share,
+        )
 
     def scan_all(self) -> ClaimTurn[MarksT]:
         """Return a claim for the others that begins at the start; so do the next of all."""
@@ -180,29 +284,36 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
         """Record what a claim took; `exhausted`: it left nothing that is due."""
         if turn.scan == self._scan:  # or a scan that was wanted meanwhile would begin too late
             turn.watermarks.advance(claim, exhausted=exhausted)
-        self._others_next = turn.organisation is not None
-        if turn.organisation is not None:
-            del self._backlogged[turn.organisation]
-            if exhausted:
-                self._others.absorb(turn.watermarks)
-            else:
-                self._backlogged[turn.organisation] = _Backlog(turn.watermarks, self._others_rows)
+        organisations = self._organisations
+        if turn.organisation is None:
+            added = organisations.end_turn_of_others(
+                claim.row_count, claim.count_by_organisation, exhausted=exhausted
+            )
+            if added is not None:
+                self._subscriptions[added] = _PartyTurns(
+                    organisations.backlogged[added].watermarks,
+                    share=_SUBSCRIPTION_SHARE,
+                    idle_turns=_IDLE_TURNS,
+                )
             return
-        self._others_rows += claim.row_count
-        if not exhausted and len(self._backlogged) < MAX_BACKLOGGED:
-            self._add_backlogged(claim)
-
-    def _add_backlogged(self, claim: ClaimT) -> None:
-        counts = claim.count_by_organisation()
-        organisation = max(counts, key=counts.__getitem__, default=None)
-        if organisation is None or counts[organisation] * _BACKLOG_SHARE < claim.row_count:
-            return
-        self._backlogged[organisation] = _Backlog(self._others.copy(), self._others_rows)
-        self._others_next = True
+        subscriptions = self._subscriptions[turn.organisation]
+        if turn.subscription is not None:
+            subscriptions.end_turn(turn.subscription, finished=exhausted)
+            finished = False
+        else:
+            subscriptions.end_turn_of_others(
+                claim.row_count,
+                lambda: Counter(task.subscription_id for task in claim.tasks),
+                exhausted=exhausted,
+            )
+            finished = exhausted and not subscriptions.backlogged
+        organisations.end_turn(turn.organisation, finished=finished)
+        if finished:
+            del self._subscriptions[turn.organisation]
 
     def reset(self) -> None:
         """Scan the whole queue next."""
         self._scan += 1
-        self._others.reset()
-        for backlog in self._backlogged.values():
-            backlog.watermarks.reset()
+        self._organisations.reset()
+        for subscriptions in self._subscriptions.values():
+            subscriptions.reset()

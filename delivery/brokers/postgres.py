@@ -145,7 +145,7 @@ class PostgresConsumer:
             now_ms=time.time_ns() // 1_000_000,
             watermarks_us=turn.watermarks.lower_bounds(excluded),
             dead_workers=self._dead_workers,
-            excluded=excluded,
+            excluded=excluded.union(turn.excluded_subscriptions),
             excluded_organisations=turn.excluded,
         )
         self._turns.record(turn, claim, exhausted=claim.row_count < limit)

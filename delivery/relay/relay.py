@@ -202,6 +202,7 @@ class Relay:
             watermarks_us=turn.watermarks.marks.bounds,
             dead_relays=self._dead_relays,
             excluded_organisations=turn.excluded,
+            excluded_subscriptions=turn.excluded_subscriptions,
             with_owners=turn.organisation is not None,
         )
         self._turns.record(turn, batch, exhausted=batch.left_nothing_due(limit))

@@ -101,7 +101,9 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) F
     (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 _CLAIM: Final = _CLAIM_TEMPLATE.format(others="")
-_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(others=OF_OTHER_ORGANISATIONS)
+_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(
+    others=OF_OTHER_ORGANISATIONS + " AND subscription_id <> ALL (%(excluded)s::uuid[])"
+)
 
 _OWNERS: Final = """
 SELECT 0, s.id::text, s.organisation_id::text
@@ -270,6 +272,7 @@ class RelayOutbox:
         watermarks_us: Sequence[int],
         dead_relays: Sequence[int],
         excluded_organisations: Sequence[OrganisationId] = (),
+        excluded_subscriptions: Sequence[SubscriptionId] = (),
         with_owners: bool = False,
     ) -> RelayBatch:
         """Claim up to `limit` rows for `claim_s` seconds.
@@ -277,12 +280,15 @@ class RelayOutbox:
         What is due comes first, by priority and due time, then what is due later. `watermarks_us`:
         for priorities from 9 down to 0, due times (epoch microseconds) below which the scan need
         not begin; `dead_relays`: relays whose claims do not count; `excluded_organisations`:
-        owners of subscriptions to skip; `with_owners`: name the owners of what was taken, as a full
+        owners of subscriptions to skip; `excluded_subscriptions`: further ones; `with_owners`: name the owners of what was taken, as a full
         claim always does. Expiry is by PostgreSQL's clock.
         """
         others = (
-            {"organisations": literal_array(excluded_organisations)}
-            if excluded_organisations
+            {
+                "organisations": literal_array(excluded_organisations),
+                "excluded": literal_array(excluded_subscriptions),
+            }
+            if excluded_organisations or excluded_subscriptions
             else {}
         )
         rows = await self._writer.run(

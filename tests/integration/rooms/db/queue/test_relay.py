@@ -1,5 +1,6 @@
 """The relay's statements, each by itself: what they claim, mark, give back and refuse, and what they leave alone."""
 
+import functools
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -339,6 +340,33 @@ def seen(
         has_future=beyond,
         deadline=0.0,
     )
+
+
+async def test_a_claim_skips_subscriptions_and_organisations_and_names_the_owners_of_the_rest(
+    installation: Installation, outgoing: RelayOutbox
+) -> None:
+    first, second = await installation.subscribe(), await installation.subscribe()
+    await to_send(installation, first, count=2)
+    await to_send(installation, second, count=3)
+    at_most_nine = functools.partial(
+        outgoing.claim,
+        limit=9,
+        claim_s=60.0,
+        deadline=time.monotonic() + 60.0,
+        watermarks_us=[0] * 10,
+        dead_relays=(),
+    )
+    batch = await at_most_nine(with_owners=True)
+    assert set(batch.organisations) == {first, second}
+    (owner,) = set(batch.organisations.values())
+    assert batch.count_by_organisation() == {owner: 5}
+    await outgoing.release(batch.tasks)
+    batch = await at_most_nine(excluded_subscriptions=[first])
+    assert [task.subscription_id for task in batch.tasks] == [second] * 3
+    assert batch.organisations == {}, "the claim was not asked for them, and is not full"
+    await outgoing.release(batch.tasks)
+    batch = await at_most_nine(excluded_organisations=[owner])
+    assert batch.row_count == 0
 
 
 def advance(watermarks: RelayWatermarks, batch: RelayBatch, *, limit: int) -> tuple[int, ...]:
