@@ -4,9 +4,9 @@ Workers claim so where PostgreSQL is the broker, and relays where another one is
 
 A claim takes what is due by priority, then by due time. That is also the order of arrival, so a
 burst of one organisation would delay everything behind it. A claim that fills its batch leaves a
-backlog. The subscriber with the most rows of such a claim is **backlogged**: from then on it is
-skipped by every other claim, which takes what all others have, and gets claims in turn with the
-other backlogged ones. Its turns end when a claim for it does not fill its batch.
+backlog. The organisation with the most rows of such a claim is **backlogged**: every other claim
+skips it from then on, and it gets claims in turn with the other backlogged ones. These skip only
+the others that are backlogged. Its turns end when such a claim does not fill its batch.
 
 So a message of an organisation without a backlog waits for one claim of another organisation, and
 backlogged organisations get the same number of rows a round. Without a backlog every claim is for
@@ -108,10 +108,10 @@ class Claim(Protocol):
     """Declare what `ClaimTurns` reads of a claim."""
 
     @property
-    def row_count(self) -> int: ...
+    def tasks(self) -> Sequence[DeliveryTask]: ...
 
     @property
-    def tasks(self) -> Sequence[DeliveryTask]: ...
+    def organisations(self) -> Mapping[SubscriptionId, OrganisationId]: ...
 
     def count_by_organisation(self) -> Mapping[OrganisationId, int]: ...
 
@@ -139,7 +139,7 @@ class _PartyTurn(Generic[PartyT, MarksT]):
 
 @dataclass(slots=True)
 class _Backlog(Generic[MarksT]):
-    """Hold the marks of a backlogged party, and the rows of all others before its last turn."""
+    """Hold the marks of a backlogged party, and the rows of all others before its last claim."""
 
     watermarks: MarksT
     others_before: int
@@ -177,26 +177,28 @@ class _PartyTurns(Generic[PartyT, MarksT]):
     def next_of_others(self) -> _PartyTurn[PartyT, MarksT]:
         return _PartyTurn(None, list(self.backlogged), self.others)
 
-    def end_turn(self, party: PartyT, *, finished: bool) -> None:
+    def end_turn(self, party: PartyT, *, taken: int, finished: bool) -> None:
         """Let a backlogged party wait for its next turn, or count it among all others again."""
         self._turns_left = max(0, self._turns_left - 1)
         backlog = self.backlogged.pop(party)
         if finished:
             self.others.absorb(backlog.watermarks)
         else:
-            self.backlogged[party] = _Backlog(backlog.watermarks, self.others_rows)
+            before = self.others_rows if taken else backlog.others_before
+            self.backlogged[party] = _Backlog(backlog.watermarks, before)
 
     def end_turn_of_others(
-        self, row_count: int, counts: Callable[[], Mapping[PartyT, int]], *, exhausted: bool
+        self, taken: int, counts: Callable[[], Mapping[PartyT, int]], *, exhausted: bool
     ) -> PartyT | None:
         """Record a claim for all others; return the party that is backlogged from now on."""
-        self._turns_left = 1 if row_count else self._idle_turns
-        self.others_rows += row_count
+        self._turns_left = 1 if taken else self._idle_turns
+        self.others_rows += taken
         if exhausted or len(self.backlogged) >= MAX_BACKLOGGED:
             return None
-        found = counts()
+        # A claim does not skip what was deleted, whose owner may be backlogged already.
+        found = {party: rows for party, rows in counts().items() if party not in self.backlogged}
         party = max(found, key=found.__getitem__, default=None)
-        if party is None or found[party] * self._share < row_count:
+        if party is None or found[party] * self._share < sum(found.values()):
             return None
         self.backlogged[party] = _Backlog(self.others.copy(), self.others_rows)
         self._turns_left = 0
@@ -223,8 +225,7 @@ class ClaimTurn(Generic[MarksT]):
     excluded: Sequence[OrganisationId]
     excluded_subscriptions: Sequence[SubscriptionId]
     watermarks: MarksT
-    scan: int
-    """The number of scans of the whole queue that were wanted before."""
+    marks_version: int
     share: int = 0
 
 
@@ -237,7 +238,8 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
         )
         self._subscriptions: dict[OrganisationId, _PartyTurns[SubscriptionId, MarksT]] = {}
         """Of each backlogged organisation; its marks are those of the others among them."""
-        self._scan = 0
+        self._marks_version = 0
+        """Changes when marks are lowered: a claim under way then began too high."""
 
     @property
     def has_backlog(self) -> bool:
@@ -257,7 +259,7 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
     def next_of_others(self) -> ClaimTurn[MarksT]:
         """Return the next claim for all that are not backlogged."""
         turn = self._organisations.next_of_others()
-        return ClaimTurn(None, None, turn.excluded, (), turn.watermarks, self._scan)
+        return ClaimTurn(None, None, turn.excluded, (), turn.watermarks, self._marks_version)
 
     def _within(
         self, organisation: OrganisationId, turn: _PartyTurn[OrganisationId, MarksT]
@@ -271,7 +273,7 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
             turn.excluded,
             inner.excluded,
             inner.watermarks,
-            self._scan,
+            self._marks_version,
             share,
         )
 
@@ -282,12 +284,12 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
 
     def record(self, turn: ClaimTurn[MarksT], claim: ClaimT, *, exhausted: bool) -> None:
         """Record what a claim took; `exhausted`: it left nothing that is due."""
-        if turn.scan == self._scan:  # or a scan that was wanted meanwhile would begin too late
+        if turn.marks_version == self._marks_version:
             turn.watermarks.advance(claim, exhausted=exhausted)
         organisations = self._organisations
         if turn.organisation is None:
             added = organisations.end_turn_of_others(
-                claim.row_count, claim.count_by_organisation, exhausted=exhausted
+                len(claim.tasks), claim.count_by_organisation, exhausted=exhausted
             )
             if added is not None:
                 self._subscriptions[added] = _PartyTurns(
@@ -298,22 +300,31 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
             return
         subscriptions = self._subscriptions[turn.organisation]
         if turn.subscription is not None:
-            subscriptions.end_turn(turn.subscription, finished=exhausted)
+            subscriptions.end_turn(turn.subscription, taken=len(claim.tasks), finished=exhausted)
             finished = False
         else:
             subscriptions.end_turn_of_others(
-                claim.row_count,
-                lambda: Counter(task.subscription_id for task in claim.tasks),
+                len(claim.tasks),
+                lambda: Counter(
+                    task.subscription_id
+                    for task in claim.tasks
+                    if claim.organisations.get(task.subscription_id) == turn.organisation
+                ),
                 exhausted=exhausted,
             )
             finished = exhausted and not subscriptions.backlogged
-        organisations.end_turn(turn.organisation, finished=finished)
+        organisations.end_turn(turn.organisation, taken=len(claim.tasks), finished=finished)
         if finished:
             del self._subscriptions[turn.organisation]
+            self._marks_version += 1
+
+    def is_backlogged(self, organisation: OrganisationId) -> bool:
+        """Return whether an organisation takes turns."""
+        return organisation in self._subscriptions
 
     def reset(self) -> None:
         """Scan the whole queue next."""
-        self._scan += 1
+        self._marks_version += 1
         self._organisations.reset()
         for subscriptions in self._subscriptions.values():
             subscriptions.reset()

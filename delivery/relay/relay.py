@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, TypeVar
@@ -195,6 +196,8 @@ class Relay:
         full_scan = turn is None and begun_s >= self._next_full_scan_s
         if turn is None:
             turn = self._turns.scan_all() if full_scan else self._turns.next_of_others()
+        if full_scan:
+            self._next_full_scan_s = math.inf  # until another one is wanted, or this one has ended
         batch = await self._outgoing.claim(
             limit=limit,
             claim_s=self._claim_s,
@@ -209,8 +212,11 @@ class Relay:
         if self._turns.has_backlog:
             self._has_backlog.set()
         if turn.organisation is not None:
+            if not self._turns.is_backlogged(turn.organisation):
+                # What came since is for the other claims, which may have skipped it.
+                self._wake.set()
             put_behind(batch, turn.organisation, share=turn.share)
-        if full_scan:
+        if full_scan and self._next_full_scan_s == math.inf:
             ended_s = self._clock.monotonic()
             rest_s = max(FULL_SCAN_INTERVAL_S, FULL_SCAN_SHARE * (ended_s - begun_s))
             self._next_full_scan_s = ended_s + min(MAX_FULL_SCAN_INTERVAL_S, rest_s)

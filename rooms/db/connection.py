@@ -92,15 +92,16 @@ class NotificationReader:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._descriptor = connection.fileno()
         self._readable = asyncio.Event()
 
     def __enter__(self) -> Self:
-        asyncio.get_running_loop().add_reader(self._connection.fileno(), self._readable.set)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._readable.set)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._connection.closed:
-            asyncio.get_running_loop().remove_reader(self._connection.fileno())
+        # Also after the connection ended: its number may be that of the next one.
+        asyncio.get_running_loop().remove_reader(self._descriptor)
 
     async def read(self, timeout_s: float | None = None) -> list[tuple[str, str]]:
         """Return the channel and payload of what came; nothing after `timeout_s`.

@@ -1,8 +1,8 @@
 """Prepare requests for their commit, where that takes more than the pure `prepare`.
 
-A large batch is prepared in slices, so that other requests go on. What is refused is tried again
-with fresh routes, and with the answers of messages that are stored already. Costly checks run in
-the sandbox.
+The rows of a large batch are prepared in slices, so that other requests go on. What is refused is
+tried again with fresh routes, and with the answers of messages that are stored already. Costly
+checks run in the sandbox.
 """
 
 import asyncio

@@ -109,7 +109,7 @@ _OWNERS: Final = """
 SELECT 0, s.id::text, s.organisation_id::text
 FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id), LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
-) s UNION ALL SELECT 0, NULL, NULL
+) s WHERE s.status <> 'deleted' UNION ALL SELECT 0, NULL, NULL
 """
 
 # An expired claim does not count: another relay has claimed and sent what it sent. Otherwise a

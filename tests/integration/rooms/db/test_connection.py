@@ -106,3 +106,8 @@ async def test_a_reader_fails_when_the_server_ends_its_connection(database: str)
             await ending.execute("SELECT pg_terminate_backend(%s)", [listening.info.backend_pid])
             with pytest.raises(psycopg.OperationalError):
                 await asyncio.wait_for(waiting, 60)
+        descriptor = reader._descriptor
+        assert not asyncio.get_running_loop().remove_reader(descriptor), "it was still watched"
+        async with open_connection(database, name="a test") as next_one:
+            assert next_one.fileno() == descriptor, "the number is used again"
+            await asyncio.wait_for(next_one.execute("SELECT 1"), 60)

@@ -28,6 +28,11 @@ class Outbox:
     at_us: int = T0
     claim_takes_s: float = 0.0
     scans: list[tuple[int, ...]] = field(default_factory=list)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    """A claim that is under way ends once this is set."""
+
+    def __post_init__(self) -> None:
+        self.may_end.set()
 
     async def dead_relays(self) -> list[int]:
         return []
@@ -38,19 +43,22 @@ class Outbox:
         limit: int,
         watermarks_us: Sequence[int],
         excluded_organisations: Sequence[OrganisationId],
+        excluded_subscriptions: Sequence[SubscriptionId],
         **_: Any,
     ) -> RelayBatch:
         self.scans.append(tuple(watermarks_us))
         due = [
             row
             for row in sorted(self.rows)
-            if row[1] not in excluded_organisations and row[0] >= watermarks_us[5]
+            if row[1] not in {*excluded_organisations, *excluded_subscriptions}
+            and row[0] >= watermarks_us[5]
         ]
         taken = due[:limit]
         for row in taken:
             self.rows.remove(row)
         self.at_us += 1_000
         self.clock.now_s += self.claim_takes_s
+        await self.may_end.wait()
         return RelayBatch(
             tasks=[make_task(owner, kind) for _, owner, kind in taken],
             not_before=[],
@@ -109,8 +117,12 @@ async def test_a_backlog_goes_behind_but_for_the_share_of_all_others() -> None:
     await claim(relay)
     for count in (0, 3, 0, 1):
         outbox.add("small", count)
-        assert fronts(await claim(relay)) == Counter(small=count)
-        assert fronts(await claim(relay)) == Counter(large=count)
+        taken = await claim(relay)
+        assert fronts(taken) == Counter(small=count)
+        while not (taken := [one for one in await claim(relay) if one[0] == "large"]):
+            pass  # a turn of other subscriptions of its organisation
+        assert len(taken) == LIMIT
+        assert fronts(taken) == Counter(large=count)
 
 
 async def test_no_organisation_starves_beside_others_that_never_pause() -> None:
@@ -209,3 +221,36 @@ async def test_a_pause_of_the_claims_of_a_backlog_takes_no_wake_up_of_the_others
         await asyncio.sleep(0)
     assert relay._wake.is_set()
     pausing.cancel()
+
+
+async def test_what_came_during_the_last_claim_of_a_backlog_is_claimed_at_once() -> None:
+    """A claim of all others that skipped it may have found nothing, and sleep until the next poll."""
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    outbox.add("large", LIMIT)
+    await claim(relay)
+    turn = relay._turns.next_backlogged()
+    assert turn is not None
+    assert turn.organisation is not None
+    relay._wake.clear()
+    await relay._claim(turn, LIMIT, outbox.clock.now_s)
+    assert not relay._turns.is_backlogged(turn.organisation)
+    assert relay._wake.is_set()
+
+
+async def test_a_scan_that_is_wanted_during_a_scan_is_not_forgotten() -> None:
+    """What was given back since would wait for the next one, up to ten seconds."""
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    outbox.may_end.clear()
+    scanning = asyncio.create_task(relay._claim(None, LIMIT, outbox.clock.now_s))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(outbox.scans) == 1
+    relay._scan_all_next()
+    outbox.may_end.set()
+    await scanning
+    await relay._claim(None, LIMIT, outbox.clock.now_s)
+    assert outbox.scans == [(0,) * 10, (0,) * 10]
+    await relay._claim(None, LIMIT, outbox.clock.now_s)
+    assert outbox.scans[2] != (0,) * 10
