@@ -53,6 +53,8 @@ _MAX_SALTS: Final = 8
 _SKEW_MS: Final = SKEW // timedelta(milliseconds=1)
 BACKFILL_AFTER_S: Final = 15.0
 """Seconds for which a job waits in any case: publishes that began before it usually commit then."""
+_MAX_SEEN: Final = 10_000
+"""Jobs whose first sight is remembered; one that is forgotten waits again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,8 @@ class ReplayJob:
         return {JobKind.REPLAY: self._replay}
 
     async def _replay(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
+        if len(self._first_seen) > _MAX_SEEN:  # jobs that were cancelled or failed are among them
+            self._first_seen.clear()
         seen_s, seen_at = self._first_seen.setdefault(
             job.id, (self._clock.monotonic(), job.seen_at)
         )

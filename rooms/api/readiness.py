@@ -4,6 +4,7 @@ Publishing continues while the broker, the magazines' store or the leader is abs
 """
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -221,7 +222,9 @@ class Readiness:
         Probes need no key, so that probes at the same time share one check.
         """
         if self._report_task is None:
-            self._report_task = asyncio.create_task(self._check())
+            # In a context of its own: the share of connections of the first probe's organisation is
+            # nothing to the others.
+            self._report_task = asyncio.create_task(self._check(), context=contextvars.Context())
             self._report_task.add_done_callback(self._on_report_done)
         return await asyncio.shield(self._report_task)
 

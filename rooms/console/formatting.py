@@ -246,11 +246,15 @@ class Formatter:
         moment = _moment(value)
         if moment is None:
             return NONE
+        return format_datetime(
+            self._in_zone(moment), "yyyy-MM-dd HH:mm:ss.SSS zzz", locale=self.locale
+        )
+
+    def _in_zone(self, moment: datetime) -> datetime:
         try:
-            moment = moment.astimezone(self.zone)
+            return moment.astimezone(self.zone)
         except OverflowError:  # in the year 0 or 10000 there
-            moment = moment.astimezone(UTC)
-        return format_datetime(moment, "yyyy-MM-dd HH:mm:ss.SSS zzz", locale=self.locale)
+            return moment.astimezone(UTC)
 
     def relative(self, value: datetime | str | None) -> str:
         """Return a time as the reader would say it: `3 minutes ago`."""
@@ -267,7 +271,7 @@ class Formatter:
         moment = _moment(value)
         if moment is None:
             return NONE
-        return format_datetime(moment.astimezone(self.zone), "HH:mm", locale=self.locale)
+        return format_datetime(self._in_zone(moment), "HH:mm", locale=self.locale)
 
     def when(self, value: datetime | str | None) -> Markup:
         """Return a time as an element: relative to read and exact to hover, or the reverse."""

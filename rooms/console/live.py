@@ -36,6 +36,8 @@ _END: Final = b"event: end\ndata: end\n\n"
 _OF_BROWSER: Final = frozenset({b"cookie", b"accept-language", b"x-forwarded-proto"})
 """Headers that decide who looks, and in which language; HTTPS decides the cookie's name."""
 _OK: Final = 200
+_TRANSIENT: Final = frozenset({429, 503})
+"""Too many queries at a time, or one that took too long: the page is asked for again."""
 _NO_PAGE: Final = FieldProblem("path", "is no page of the console")
 
 
@@ -107,10 +109,10 @@ class LiveStreams:
         while not self._ended.is_set() and loop.time() < end:
             began = loop.time()
             status, content = await self._fragment(scope, path, query)
-            if status != _OK:
+            if status not in {_OK, *_TRANSIENT}:
                 break
             digest = hashlib.sha256(content).digest()
-            if digest != last:
+            if status == _OK and digest != last:
                 last = digest
                 yield b"data: " + msgspec.json.encode(content.decode()) + b"\n\n"
             else:

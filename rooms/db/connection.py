@@ -198,7 +198,7 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         if isinstance(exc.orig, psycopg.errors.QueryCanceled):
             raise QueryTimeoutError(
                 "the query took too long and was stopped, and nothing was written: narrow it, such"
-                " as by since and until, or try again"
+                " as by since and until, or try again if another change may have been in its way"
             ) from exc
         if isinstance(exc.orig, _REFUSALS):
             raise StorageRefusedError(str(exc.orig)) from exc

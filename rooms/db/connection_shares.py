@@ -5,8 +5,8 @@ others, readiness and the look-up of keys would wait behind them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Final
 from weakref import WeakValueDictionary
@@ -16,12 +16,21 @@ from rooms.errors import RateLimitedError
 
 WAIT_S: Final = 10.0
 """Seconds for which a query waits for a connection of its organisation's share."""
+MAX_SHARED: Final = 16
+"""Connections for all shares together: readiness, the look-up of keys and routes keep the others."""
 
 
 class ConnectionShare:
-    """Hold one organisation's share: so many transactions at a time."""
+    """Hold one organisation's share: so many transactions at a time, as far as all allow it."""
 
-    def __init__(self, limit: int, wait_s: float, on_refusal: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        wait_s: float,
+        on_refusal: Callable[[], None],
+        all_shares: asyncio.Semaphore,
+    ) -> None:
+        self._all_shares = all_shares
         self._limit = limit
         self._wait_s = wait_s
         self._on_refusal = on_refusal
@@ -30,19 +39,18 @@ class ConnectionShare:
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
         """Use a part of the share. RateLimitedError: none became free in time."""
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._free.acquire()
-        except TimeoutError as exc:
-            self._on_refusal()
-            raise RateLimitedError(
-                f"{self._limit} queries of your organisation are at work, and this one waited"
-                f" {self._wait_s:g} s: send fewer requests at a time, or narrower ones"
-            ) from exc
-        try:
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await stack.enter_async_context(self._free)
+                    await stack.enter_async_context(self._all_shares)
+            except TimeoutError as exc:
+                self._on_refusal()
+                raise RateLimitedError(
+                    f"this query waited {self._wait_s:g} s for others: an organisation has"
+                    f" {self._limit} at a time; send fewer requests at a time, or narrower ones"
+                ) from exc
             yield
-        finally:
-            self._free.release()
 
 
 _current: ContextVar[ConnectionShare | None] = ContextVar("connection_share", default=None)
@@ -57,6 +65,7 @@ class ConnectionShares:
         self._limit = limit
         self._wait_s = wait_s
         self._on_refusal = on_refusal
+        self._all_shares = asyncio.Semaphore(MAX_SHARED)
         self._shares: WeakValueDictionary[OrganisationId, ConnectionShare] = WeakValueDictionary()
 
     def leave(self) -> None:
@@ -70,8 +79,19 @@ class ConnectionShares:
         """Count the transactions of this task as those of an organisation from now on."""
         share = self._shares.get(organisation)
         if share is None:
-            share = ConnectionShare(self._limit, self._wait_s, self._on_refusal)
+            share = ConnectionShare(self._limit, self._wait_s, self._on_refusal, self._all_shares)
             self._shares[organisation] = share
+        _current.set(share)
+
+
+@contextmanager
+def without_share() -> Iterator[None]:
+    """Count no transaction of the block for an organisation: its result is for all of them."""
+    share = _current.get()
+    _current.set(None)
+    try:
+        yield
+    finally:
         _current.set(share)
 
 

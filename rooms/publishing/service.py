@@ -9,10 +9,12 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.db.catalog.signing_keys import find_keys
+from rooms.db.connection_shares import without_share
 from rooms.db.notify import Notifier
 from rooms.db.publish.insert import write_group
 from rooms.db.publish.request_rows import InsertRows
 from rooms.db.publish.routing import (
+    RoutingRecord,
     find_caller_ids,
     find_idempotency_key,
     load_routing,
@@ -20,7 +22,7 @@ from rooms.db.publish.routing import (
 from rooms.db.quotas import sync_used
 from rooms.db.readiness import WriteCheck
 from rooms.db.writer import PUBLISHER, LogWriter
-from rooms.domain.ids import IdGenerator, SubscriptionId
+from rooms.domain.ids import IdGenerator, RoomId, SubscriptionId
 from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.publishing.backpressure import SaturatedEndpoints
@@ -182,4 +184,10 @@ def make_routing_cache(
     engine: AsyncEngine, *, max_schema_bytes: int = MAX_SCHEMA_BYTES
 ) -> RoutingCache:
     """Return a cache of routing tables that are read through `engine`."""
-    return RoutingCache(functools.partial(load_routing, engine), max_schema_bytes=max_schema_bytes)
+
+    async def load(room: RoomId) -> RoutingRecord | None:
+        # Publishers of several organisations wait for one load of a room.
+        with without_share():
+            return await load_routing(engine, room)
+
+    return RoutingCache(load, max_schema_bytes=max_schema_bytes)

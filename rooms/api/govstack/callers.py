@@ -21,6 +21,7 @@ from rooms.api.deps import ApiServices
 from rooms.db.catalog.organisations import Member, find_members
 from rooms.db.catalog.rooms import find_addressed_room
 from rooms.db.connection import transaction
+from rooms.db.connection_shares import without_share
 from rooms.domain.govstack import MAX_CLIENT, ClientId
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.names import NAME_CHARACTERS
@@ -86,16 +87,18 @@ async def _identify(connection: ASGIConnection[Any, Any, Any, Any], *, is_requir
     client = _read_client(connection.scope["headers"], is_required=is_required)
     names: Mapping[str, str] = connection.path_params
     room = None
-    async with transaction(services.engine) as database:
-        members = await find_members(database, {principal.organisation_id})
-        caller = members.get(principal.organisation_id)
-        if caller is None:
-            raise UnauthenticatedError("the organisation of this key was deleted")
-        name, owner = names.get(_ROOM, ""), caller.member_id
-        if _OWNER[0] in names:
-            owner = "/".join(names[part] for part in _OWNER)
-        if owner is not None and is_member_id(owner) and NAME_CHARACTERS.fullmatch(name):
-            room = await find_addressed_room(database, owner, name)
+    # Publishing and pulling take no part of the organisation's share of connections.
+    with without_share():
+        async with transaction(services.engine) as database:
+            members = await find_members(database, {principal.organisation_id})
+            caller = members.get(principal.organisation_id)
+            if caller is None:
+                raise UnauthenticatedError("the organisation of this key was deleted")
+            name, owner = names.get(_ROOM, ""), caller.member_id
+            if _OWNER[0] in names:
+                owner = "/".join(names[part] for part in _OWNER)
+            if owner is not None and is_member_id(owner) and NAME_CHARACTERS.fullmatch(name):
+                room = await find_addressed_room(database, owner, name)
     if client is not None:
         _check_client(principal, caller, client)
         connection.scope["auth"] = replace(principal, application=client.application)

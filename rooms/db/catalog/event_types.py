@@ -216,16 +216,21 @@ async def list_versions(
     return await read_bounded(read, limit, lambda one: sizes[one.version])
 
 
+async def total_size(connection: AsyncConnection, room: RoomId) -> int:
+    """Return the bytes of all schemas of a room, each version counted as `VERSION_BYTES` more."""
+    stored = func.coalesce(func.octet_length(cast(event_type_versions.c.schema, Text)), 0)
+    statement = select(func.coalesce(func.sum(stored + VERSION_BYTES), 0)).where(
+        event_type_versions.c.room_id == room
+    )
+    return int(await connection.scalar(statement) or 0)
+
+
 async def check_total_size(connection: AsyncConnection, room: RoomId, max_bytes: int) -> None:
     """Check the size of all schemas of a room, which publishing holds in memory.
 
     Each version counts as `VERSION_BYTES` more. InvalidError: it is more than `max_bytes`.
     """
-    stored = func.coalesce(func.octet_length(cast(event_type_versions.c.schema, Text)), 0)
-    statement = select(func.coalesce(func.sum(stored + VERSION_BYTES), 0)).where(
-        event_type_versions.c.room_id == room
-    )
-    total = await connection.scalar(statement) or 0
+    total = await total_size(connection, room)
     if total > max_bytes:
         raise InvalidError(
             FieldProblem(

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
+from rooms.db.connection_shares import without_share
 from rooms.db.writer import LIVENESS_LOCK
 from rooms.domain.work_location import TO_RELAY, WorkLocation
 from rooms.errors import StorageRefusedError, TransientError
@@ -189,8 +190,9 @@ class CachedStats:
         async with self._lock:
             if self._cached is None or self._monotonic() >= self._cached_until:
                 try:
-                    await self._count_sidelined()
-                    self._cached = await self._count()
+                    with without_share():
+                        await self._count_sidelined()
+                        self._cached = await self._count()
                     OUTAGES.record_success(_COUNT_FAILED)
                 except TransientError as exc:
                     OUTAGES.record_failure(exc, _COUNT_FAILED)
