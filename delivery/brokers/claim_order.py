@@ -238,6 +238,8 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
         )
         self._subscriptions: dict[OrganisationId, _PartyTurns[SubscriptionId, MarksT]] = {}
         """Of each backlogged organisation; its marks are those of the others among them."""
+        self.has_several_organisations = True
+        """Without a second organisation no claim in turn is for others."""
         self._marks_version = 0
         """Changes when marks are lowered: a claim under way then began too high."""
 
@@ -248,6 +250,8 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
 
     def next(self) -> ClaimTurn[MarksT]:
         """Return the next claim: one for a backlogged organisation, then one for all others."""
+        if not self.has_several_organisations and (alone := self.next_backlogged()) is not None:
+            return alone
         turn = self._organisations.next()
         return self.next_of_others() if turn.party is None else self._within(turn.party, turn)
 

@@ -17,7 +17,7 @@ from rooms.errors import RateLimitedError
 WAIT_S: Final = 10.0
 """Seconds for which a query waits for a connection of its organisation's share."""
 MAX_SHARED: Final = 16
-"""Connections for all shares together: readiness, the look-up of keys and routes keep the others."""
+"""Connections for all shares together: readiness, keys and routes keep the others."""
 
 
 class ConnectionShare:

@@ -127,6 +127,8 @@ SELECT 0, CASE WHEN %(subscription)s::uuid IS NULL THEN (SELECT count(*) FROM ou
     ELSE (SELECT count(*) FROM outbox WHERE kind = 1 AND room_id = %(room)s AND subscription_id = %(subscription)s::uuid) END
 """
 
+_SEVERAL_ORGANISATIONS: Final = "SELECT 0, count(*) > 1 FROM (SELECT FROM organisations LIMIT 2) o"
+
 _PURGE: Final = """
 WITH gone AS (
     DELETE FROM outbox WHERE room_id = %(room)s AND subscription_id = %(subscription)s::uuid AND claimed_until < now() RETURNING 1
@@ -379,6 +381,10 @@ class Outbox:
         """
         rows = await self._writer.run(_NEXT_DUE, {"after": after_us})
         return float(rows[0][0]) if rows else None
+
+    async def has_several_organisations(self) -> bool:
+        """Return whether the installation has more than one organisation."""
+        return bool((await self._writer.run(_SEVERAL_ORGANISATIONS, {}))[0][0])
 
     async def dead_workers(self) -> list[int]:
         """Return the workers whose session is gone: their claims do not count."""

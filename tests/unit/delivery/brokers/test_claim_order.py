@@ -439,3 +439,17 @@ def test_only_subscriptions_of_the_organisation_take_turns_within_it() -> None:
     assert turn is not None
     order.record(turn, taken_of(*["one/a"] * 2, *["two/b"] * 7), exhausted=False)
     assert list(order._subscriptions[OrganisationId("one")].backlogged) == ["one/a"]
+
+
+def test_a_lone_organisation_takes_no_turns_with_others() -> None:
+    queue = Queue(turns(), 10, [])
+    queue.turns.has_several_organisations = False
+    for number in range(100):
+        queue.add(f"one/{number % 5}", 3)
+    queue.claim()
+    while queue.rows:
+        assert queue.claim(), "no claim is in vain"
+    queue.turns.has_several_organisations = True
+    queue.add("one/0", 100)
+    queue.add("two", 1)
+    assert "two" in queue.claim() + queue.claim() + queue.claim()

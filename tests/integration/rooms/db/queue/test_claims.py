@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rooms.db.connection import open_connection
 from rooms.db.queue import claims, identities
 from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.writer import LogWriter
@@ -212,3 +213,16 @@ async def test_a_claim_brings_what_a_message_has(
     async with LogWriter(database, kind="worker", isolated=False) as writer:
         (task,) = (await claim(writer)).tasks
     assert task.identity == identity
+
+
+async def test_a_second_organisation_is_noticed(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await installation.subscribe()
+    outbox = Outbox(writer)
+    alone = await outbox.has_several_organisations()
+    async with open_connection(installation.url, name="a test") as connection:
+        await connection.execute(
+            "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'another')"
+        )
+    assert (alone, await outbox.has_several_organisations()) == (False, True)
