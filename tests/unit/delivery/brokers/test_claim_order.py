@@ -410,7 +410,7 @@ def test_rows_of_a_backlogged_organisation_in_a_claim_of_all_others_change_nothi
 
 
 def test_a_claim_of_all_others_that_skipped_an_ended_backlog_raises_no_marks() -> None:
-    """What it skipped belongs to all others now, and was not looked at."""
+    """All others own what it skipped now, and it was not looked at."""
     order = turns()
     order.record(order.next(), taken_of("one/a", "one/b", "one/c", "one/d"), exhausted=False)
     others = order.next_of_others()

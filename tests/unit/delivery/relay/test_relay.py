@@ -239,7 +239,7 @@ async def test_what_came_during_the_last_claim_of_a_backlog_is_claimed_at_once()
 
 
 async def test_a_scan_that_is_wanted_during_a_scan_is_not_forgotten() -> None:
-    """What was given back since would wait for the next one, up to ten seconds."""
+    """Otherwise tasks given back since would wait for the next one, up to ten seconds."""
     outbox = Outbox(ManualClock())
     relay = make_relay(outbox)
     outbox.may_end.clear()
