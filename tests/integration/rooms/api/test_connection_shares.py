@@ -65,3 +65,43 @@ async def test_a_query_beyond_its_time_is_stopped_with_advice(database: str) -> 
         assert answer.status_code == 503
         assert "since and until" in answer.json()["detail"]
         assert (await api.call("GET", f"/rooms/{room}")).json()["description"] is None
+
+
+async def test_a_status_that_one_organisation_asks_for_is_not_that_of_its_share(
+    database: str,
+) -> None:
+    """Other probes share its check of readiness, and a load balancer would drop the process."""
+    async with open_api(database, ROOMS_ORGANISATION_QUERIES=str(SHARE)) as api:
+        room = (await api.room())["id"]
+        async with locked_room(api, room):
+            changes = [
+                asyncio.create_task(
+                    api.call("PATCH", f"/rooms/{room}", json={"description": str(number)})
+                )
+                for number in range(2 * POOL)
+            ]
+            async with asyncio.timeout(PATIENCE_S):
+                await until(lambda: share_waits(api), "statements that wait for the lock")
+                asking = asyncio.create_task(api.call("GET", "/status"))
+                await asyncio.sleep(0)
+                ready = (await api.http.get("/health/ready")).json()
+                assert ready["parts"]["database"] == "up", ready
+                assert "rooms_database_up 1.0" in (await api.http.get("/metrics")).text
+        status = (await asking).json()
+        assert status["health"]["parts"]["database"] == "up"
+        await asyncio.gather(*changes)
+
+
+async def test_a_room_over_the_limit_of_schemas_may_come_closer_to_it(database: str) -> None:
+    """It was made before there was a limit."""
+    schema = {"type": "object", "description": "x" * 5000}
+    async with open_api(database) as api:
+        room = (await api.room())["id"]
+        event_types = f"/rooms/{room}/event-types"
+        made = await api.call("POST", event_types, json={"name": "large", "schema": schema})
+        assert made.status_code == 201, made.text
+    async with open_api(database, ROOMS_MAX_ROOM_SCHEMA_BYTES="4096") as api:
+        path = f"{event_types}/large/versions/1"
+        smaller, larger = ({**schema, "description": "x" * size} for size in (4500, 6000))
+        assert (await api.call("PUT", path, json={"schema": smaller})).status_code == 200
+        assert (await api.call("PUT", path, json={"schema": larger})).status_code == 422

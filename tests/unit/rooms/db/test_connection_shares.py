@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rooms.db.connection_shares import ConnectionShares, hold_share
+from rooms.db.connection_shares import MAX_SHARED, ConnectionShares, hold_share, without_share
 from rooms.domain.ids import OrganisationId
 from rooms.errors import RateLimitedError
 
@@ -31,7 +31,7 @@ async def test_beyond_its_share_an_organisation_is_refused_and_no_other() -> Non
     tested = Shares()
     tested.shares.enter(FIRST)
     async with hold_share():
-        with pytest.raises(RateLimitedError, match="1 queries of your organisation"):
+        with pytest.raises(RateLimitedError, match="an organisation has 1 at a time"):
             await asyncio.create_task(tested.use(FIRST))
         await asyncio.create_task(tested.use(SECOND))
     await asyncio.create_task(tested.use(FIRST))
@@ -80,3 +80,39 @@ async def test_a_task_that_left_counts_for_no_organisation() -> None:
 async def test_without_an_organisation_nothing_is_counted() -> None:
     async with hold_share(), hold_share():
         pass
+
+
+async def test_all_shares_together_leave_connections_to_the_rest() -> None:
+    tested = Shares()
+    held = asyncio.Event()
+
+    async def hold(number: int) -> None:
+        tested.shares.enter(OrganisationId(f"organisation {number}"))
+        async with hold_share():
+            await held.wait()
+
+    holding = [asyncio.create_task(hold(number)) for number in range(MAX_SHARED)]
+    await asyncio.sleep(0)
+    with pytest.raises(RateLimitedError):
+        await asyncio.create_task(tested.use(FIRST))
+    held.set()
+    await asyncio.gather(*holding)
+    await asyncio.create_task(tested.use(FIRST))
+    assert tested.refused == 1
+
+
+async def test_what_is_for_all_counts_for_no_organisation() -> None:
+    tested = Shares()
+    tested.shares.enter(FIRST)
+
+    async def beside() -> None:
+        with without_share():
+            async with hold_share():
+                pass
+        with pytest.raises(RateLimitedError):
+            async with hold_share():
+                pass
+
+    async with hold_share():
+        tested.shares.enter(FIRST)
+        await asyncio.create_task(beside())
