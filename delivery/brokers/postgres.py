@@ -135,7 +135,9 @@ class PostgresConsumer:
         if now >= self._next_dead_check:
             self._next_dead_check = now + self._poll_s
             known, self._dead_workers = self._dead_workers, await self._outbox.dead_workers()
-            self._turns.has_several_organisations = await self._outbox.has_several_organisations()
+            if self._turns.has_backlog:
+                several = await self._outbox.has_several_organisations()
+                self._turns.has_several_organisations = several
             full_scan = full_scan or not set(self._dead_workers) <= set(known)
         turn = self._turns.scan_all() if full_scan else self._turns.next()
         excluded = self._excluded

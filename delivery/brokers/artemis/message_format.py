@@ -8,7 +8,7 @@ and each header again with underscores, since a hyphen ends an identifier in JMS
 message id from STOMP.
 
 `priority` is that of the broker's queue: one less than the message's own, `rooms-priority`, for
-what comes behind others. A copy of an older version has only the first.
+what comes behind others. Copies for native queues and those of older versions have only the first.
 
 `rooms-publisher` is `owner` for what the room's owner published without an application, `none` for
 what no publisher sent, and else the publisher. A copy of an older version has no such header, and
@@ -169,6 +169,8 @@ def encode_copy(
         )
     if copy.native:
         optional += _native_headers(copy)
+    else:
+        optional += f"{_PRIORITY}:{copy.priority}\n"
     if receipt is not None:
         optional += f"receipt:{receipt}\n"
     broker_priority = max(0, copy.priority - 1) if copy.behind else copy.priority
@@ -182,7 +184,6 @@ def encode_copy(
         f"rooms-event-type:{escape(copy.event_type)}\nrooms-event-version:{copy.event_version}\n"
         f"rooms-correlation-id:{escape(copy.correlation_id)}\n"
         f"rooms-published-ms:{copy.published_ms}\n{PUBLISHER}:{publisher}\n"
-        f"{_PRIORITY}:{copy.priority}\n"
         f"{optional}content-length:{len(copy.payload)}\n\n"
     )
     return b"%b%b\0" % (head.encode(), copy.payload)
