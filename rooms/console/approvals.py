@@ -9,8 +9,9 @@ from litestar.params import FromPath
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.analysis import names_of
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.form import Form
 from rooms.console.formatting import NONE
-from rooms.console.page import Form, Page, PageDep
+from rooms.console.page import Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/approvals"
 GRANTS_PATH: Final = f"{ADMINISTRATION}/grants"

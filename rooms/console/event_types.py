@@ -7,8 +7,9 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.form import Form
 from rooms.console.formatting import count_indents
-from rooms.console.page import Form, Page, PageDep
+from rooms.console.page import Page, PageDep
 from rooms.console.rooms import PATH, ROOM, find_room
 
 _TYPES: Final = f"{ROOM}/event-types"

@@ -11,7 +11,8 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final
 
-from rooms.console.page import Form, Page
+from rooms.console.form import Form
+from rooms.console.page import Page
 
 SHOWN: Final = "shown"
 """The hidden field that says what the other fields showed."""

@@ -8,7 +8,8 @@ from litestar.params import FromPath
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.fields import whole_number
-from rooms.console.page import Form, Page, PageDep
+from rooms.console.form import Form
+from rooms.console.page import Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/keys"
 _LISTS: Final = ("rooms", "event_types", "subscriptions", "networks")

@@ -10,7 +10,8 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError
 from rooms.console.event_types import field_problem, find_examples, page_json
 from rooms.console.fields import typed_time
-from rooms.console.page import Form, Page, PageDep
+from rooms.console.form import Form
+from rooms.console.page import Page, PageDep
 from rooms.console.rooms import ROOM, find_room
 
 _PUBLISH: Final = f"{ROOM}/publish"

@@ -7,7 +7,8 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.conditions import condition_names, find_unwell
-from rooms.console.page import HOME, Form, Page, PageDep
+from rooms.console.form import Form
+from rooms.console.page import HOME, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
 from rooms.domain.state_machine import SubscriptionStatus
 

@@ -8,7 +8,8 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.fields import typed_time
-from rooms.console.page import Form, Page, PageDep
+from rooms.console.form import Form
+from rooms.console.page import Page, PageDep
 from rooms.console.rooms import PATH, ROOM, find_room
 
 _GRANTS: Final = f"{ROOM}/sharing"

@@ -10,7 +10,8 @@ from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.conditions import find_unwell
 from rooms.console.fields import whole_number
 from rooms.console.filters import CORRECTABLE, is_filtered, read_filters
-from rooms.console.page import HOME, Form, Page, PageDep
+from rooms.console.form import Form
+from rooms.console.page import HOME, Page, PageDep
 from rooms.console.subscriptions import find_subscription
 
 PATH: Final = f"{HOME}/sideline"

@@ -8,7 +8,8 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError, wrong_fields
 from rooms.console.event_types import check_typed
 from rooms.console.fields import typed_time
-from rooms.console.page import Form, Page, PageDep
+from rooms.console.form import Form
+from rooms.console.page import Page, PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
 
 _REPLAY: Final = f"{SUBSCRIPTION}/replay"

@@ -14,7 +14,7 @@ from rooms.console.fields import (
     to_texts,
     typed_texts,
 )
-from rooms.console.page import Form
+from rooms.console.form import Form
 
 FIELDS = (
     Field("text"),
