@@ -84,13 +84,18 @@ def test_what_a_person_uses_stays_while_the_page_changes(opened: Open, world: Wo
     page = window.page
     page.locator("#live-state", has_text="live").wait_for()
     page.set_viewport_size({"width": 700, "height": 500})
-    page.evaluate("document.querySelector('#live .scroll').scrollLeft = 30")
-    focused = page.locator("#live tbody a").nth(2)
-    focused.evaluate("link => link.focus({ preventScroll: true })")
-    before = focused.get_attribute("href")
-    moved = page.evaluate("document.querySelector('#live .scroll').scrollLeft")
+    # In one step: the stream may replace the part between any two.
+    before, moved = page.evaluate(
+        """() => {
+          const live = document.querySelector("#live");
+          const link = live.querySelectorAll("tbody a")[2];
+          link.focus({ preventScroll: true });
+          live.querySelector(".scroll").scrollLeft = 30;
+          live.firstElementChild.dataset.old = "yes";
+          return [link.getAttribute("href"), live.querySelector(".scroll").scrollLeft];
+        }"""
+    )
     assert moved > 0
-    page.evaluate("document.querySelector('#live').firstElementChild.dataset.old = 'yes'")
     body = {"event_type": "order.paid", "payload": {"amount": 1}}
     world.service.post(f"/rooms/{world.room}/messages", body)
     replaced = "() => !document.querySelector('#live').firstElementChild.dataset.old"
