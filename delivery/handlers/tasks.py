@@ -85,15 +85,25 @@ class QueueReconciler:
             if should_continue():
                 await self._drop_orphan_records()
             self._next_full_scan = self._clock.monotonic() + self._full_scan_s
-        now = await earlier_time(self._engine, self._clock.now())
         queues = await list_all_queues(self._engine)
         for name in self._reconciled.keys() - {queue.store_name for queue in queues}:
             del self._reconciled[name]
+        changed = [
+            queue
+            for queue in queues
+            if self._reconciled.get(queue.store_name) != (queue.updated_at, queue.active)
+        ]
+        if changed:
+            await self._reconcile_all(changed, should_continue)
+
+    async def _reconcile_all(
+        self, queues: Sequence[HandlerQueue], should_continue: ShouldContinue
+    ) -> None:
+        now = await earlier_time(self._engine, self._clock.now())
         for queue in queues:
             if not should_continue():
                 return
-            if self._reconciled.get(queue.store_name) != (queue.updated_at, queue.active):
-                await self._reconcile(queue, now)
+            await self._reconcile(queue, now)
 
     async def _reconcile(self, queue: HandlerQueue, now: datetime) -> None:
         if queue.is_purgeable(now):
@@ -183,7 +193,7 @@ class QueueTasks:
             context.engine,
             self._magazines,
             QueueMagazineCache(self._magazines),
-            JobQueue(context.slow_writer),
+            context.job_queue,
             context.clock,
             report_depth=self._report_depth,
         )
@@ -207,7 +217,7 @@ class QueueTasks:
         return QueueSweeper(
             context.engine,
             QueueMagazineCache(self._magazines),
-            JobQueue(context.slow_writer),
+            context.job_queue,
             context.clock,
             epoch=context.epoch,
             on_swept=lambda queue, which, count: self._metrics.queue_swept.labels(queue, which).inc(

@@ -1,6 +1,7 @@
 """Detects dead processes of this machine by the kernel, sooner than their leases end."""
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,7 @@ def is_dead(process: str | None) -> bool:
     return stat is not None and (stat[0] in _DEAD_STATES or stat[1] != started)
 
 
+@cache
 def _process_namespace() -> str | None:
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -17,7 +17,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import psycopg
 
@@ -65,7 +65,7 @@ WITH me AS (
 )
 SELECT id FROM me
 """
-_PING: Final = """
+_EXTEND: Final = """
 WITH me AS (
     UPDATE election_members SET until = clock_timestamp() + %(lease_ms)s * interval '1 ms'
     WHERE id = %(id)s
@@ -73,8 +73,18 @@ WITH me AS (
 ), led AS (
     UPDATE election_terms SET led_at = clock_timestamp() WHERE term = %(term)s
 )
-SELECT ARRAY(SELECT name FROM election_partitions WHERE member = %(id)s) FROM me
+SELECT ARRAY(SELECT name FROM election_partitions WHERE member = %(id)s)
 """
+_PING: Final = f"{_EXTEND} FROM me"
+# The leader's own row is read as it was before.
+_PING_AND_SCAN: Final = f"""{_EXTEND},
+    ARRAY(
+        SELECT jsonb_build_array(id, process, until <= clock_timestamp() AND id <> %(id)s)
+        FROM election_members ORDER BY id
+    ),
+    ARRAY(SELECT jsonb_build_array(name, member) FROM election_partitions ORDER BY name)
+FROM me
+"""  # noqa: S608 - constants of this module
 _TAKE: Final = """
 WITH next AS (
     UPDATE election_terms SET epoch = epoch + 1 RETURNING epoch
@@ -95,13 +105,6 @@ _LEAD: Final = """
 UPDATE election_terms
 SET epoch = epoch + 1, term = epoch + 1, leader = %(name)s, led_at = clock_timestamp()
 RETURNING term
-"""
-_SCAN: Final = """
-SELECT ARRAY(
-        SELECT jsonb_build_array(id, process, until <= clock_timestamp())
-        FROM election_members ORDER BY id
-    ),
-    ARRAY(SELECT jsonb_build_array(name, member) FROM election_partitions ORDER BY name)
 """
 _EVICT: Final = """
 DELETE FROM election_members
@@ -163,6 +166,13 @@ _HEARTBEAT: Final = HeartbeatConfig()
 
 class _EvictedError(Exception):
     """The leader has evicted this member."""
+
+
+class _Scan(NamedTuple):
+    """Members as (id, process, whether the lease is over), and partitions as (name, member)."""
+
+    members: Sequence[tuple[int, str | None, bool]]
+    partitions: Sequence[tuple[str, int | None]]
 
 
 class PostgresElection:
@@ -247,15 +257,17 @@ class PostgresMembership(MembershipTask):
         try:
             while True:
                 sent = self._clock.monotonic()
-                assigned = await session.ping()
+                assigned, scan = await session.ping()
                 self._local_holds.renew(sent + self._heartbeat.trust_s)
                 if gone := self._local_holds.holds.keys() - assigned:
                     self._local_holds.remove(gone)
                     await session.give_up(gone)
                 if wanted := assigned - self._local_holds.holds.keys():
                     self._local_holds.add(await session.take(wanted))
-                if session.term or await session.try_lead():
-                    await session.assign_partitions(self._partitions)
+                if scan is not None:
+                    await session.assign_partitions(self._partitions, scan)
+                elif await session.try_lead():
+                    continue
                 await session.wait_change()
         except asyncio.CancelledError:
             self._local_holds.clear()
@@ -300,12 +312,17 @@ class _MemberSession:
         self._parameters["lease_ms"] = round(self._heartbeat.lease_s * 1000)
         ((self._parameters["id"],),) = await self._execute(_REGISTER)
 
-    async def ping(self) -> frozenset[str]:
-        """Extend the lease; return the partitions assigned to this member."""
-        rows = await self._execute(_PING)
+    async def ping(self) -> tuple[frozenset[str], _Scan | None]:
+        """Extend the lease; return the partitions assigned to this member, and what a leader needs.
+
+        One statement, since an idle process does little else.
+        """
+        leads = self.term is not None
+        rows = await self._execute(_PING_AND_SCAN if leads else _PING)
         if not rows:
             raise _EvictedError("its lease ended, and others have taken over")
-        return frozenset(rows[0][0])
+        assigned, *scan = rows[0]
+        return frozenset(assigned), _Scan(*scan) if leads else None
 
     async def take(self, names: frozenset[str]) -> Mapping[str, int]:
         try:
@@ -324,15 +341,14 @@ class _MemberSession:
             _log.info("this process leads now, epoch %d", self._parameters["term"])
         return bool(locked)
 
-    async def assign_partitions(self, partitions: Sequence[str]) -> None:
+    async def assign_partitions(self, partitions: Sequence[str], scan: _Scan) -> None:
         """Evict dead members and assign the partitions to the others; write only changes."""
-        ((members, found),) = await self._execute(_SCAN)
-        late = [number for number, _, expired in members if expired]
-        dead = [number for number, process, _ in members if is_dead(process)]
+        late = [number for number, _, expired in scan.members if expired]
+        dead = [number for number, process, _ in scan.members if is_dead(process)]
         if late or dead:
             await self._execute(_EVICT, late=late, dead=dead)
-        alive = [number for number, *_ in members if number not in {*late, *dead}]
-        before = dict(found)
+        alive = [number for number, *_ in scan.members if number not in {*late, *dead}]
+        before = dict(scan.partitions)
         plan: dict[str, int | None] = {**dict.fromkeys(before), **assign(partitions, alive, before)}
         changes = {
             name: member

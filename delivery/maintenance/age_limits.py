@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.service import TaskContext, TaskSpec
 from delivery.maintenance.task import FunctionTask, ShouldContinue
-from rooms.db.connection import transaction
+from rooms.db.connection import autocommit, transaction
 from rooms.db.journal import delete_before, list_chains
 from rooms.db.usage.count import DELETE_BATCH as USAGE_BATCH
 from rooms.db.usage.count import delete_before as delete_usage_before
@@ -29,7 +29,7 @@ async def earlier_time(engine: AsyncEngine, now: datetime) -> datetime:
 
     A fast clock would delete what is still in use. StorageUnavailableError, StorageRefusedError.
     """
-    async with transaction(engine) as connection:
+    async with autocommit(engine) as connection:
         at: datetime = (await connection.execute(select(func.now()))).scalar_one()
     return min(now, at)
 

@@ -13,7 +13,7 @@ from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.grants import rooms_with_due_grants
 from rooms.db.catalog.rooms import touch_shared_room
 from rooms.db.catalog.subscription_states import reconcile_grants
-from rooms.db.connection import transaction
+from rooms.db.connection import autocommit, transaction
 from rooms.db.notify import Channel, Notifier
 from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import SubscriptionType
@@ -34,7 +34,7 @@ async def apply_due_grants(
     """
     after = RoomId(-1)
     while should_continue():
-        async with transaction(engine) as connection:
+        async with autocommit(engine) as connection:
             rooms = await rooms_with_due_grants(connection, after=after, limit=BATCH)
         for room in rooms:
             if not should_continue():

@@ -64,6 +64,8 @@ from rooms.publishing.sandbox.client import CheckSandbox
 _log = logging.getLogger(__name__)
 
 _START_OUTAGE: Final = "starts of maintenance failed"
+OPEN_KINDS_MEMORY_S: Final = 0.5
+"""Time for which the tasks of a process believe that there are no other kinds of open jobs."""
 SHUTDOWN_GRACE_S: Final = 0.8
 """Time that statements under way may take when the process stops."""
 
@@ -111,11 +113,13 @@ class TaskContext:
     """The connections and services of tasks.
 
     `fast_writer` serves expiry, which must not wait for a job's statement on `slow_writer`;
-    `epoch`: that of the term for which the task was created; `destination`: of the log's export.
+    `job_queue` is on the slow one; `epoch`: that of the term for which the task was created;
+    `destination`: of the log's export.
     """
 
     fast_writer: LogWriter
     slow_writer: LogWriter
+    job_queue: JobQueue
     notifier: Notifier
     engine: AsyncEngine
     clock: Clock
@@ -237,7 +241,7 @@ def _stateful_tasks(
             partition="upkeep/jobs",
             every_s=intervals.jobs_s,
             create=lambda context: JobRunner(
-                JobQueue(context.slow_writer),
+                context.job_queue,
                 job_handlers(context, intervals, broker, remove_external),
             ),
         ),
@@ -280,7 +284,7 @@ def _broker_tasks(intervals: TaskIntervals, broker: Broker) -> Sequence[TaskSpec
                 broker,
                 context.clock,
                 context.notifier.notify_queued,
-                job_queue=JobQueue(context.slow_writer),
+                job_queue=context.job_queue,
                 short_queue_s=intervals.short_queue_s,
             ),
         ),
@@ -327,7 +331,7 @@ def job_handlers(
     remove_external: RemoveExternal | None,
 ) -> Mapping[JobKind, JobHandler]:
     """Return the handlers of jobs. With an external broker `BrokerRecovery` runs recovery jobs."""
-    job_queue, restores = JobQueue(context.slow_writer), RestoreQueries(context.slow_writer)
+    job_queue, restores = context.job_queue, RestoreQueries(context.slow_writer)
     queued = context.notifier.notify_queued
     recover = (
         {}
@@ -450,6 +454,7 @@ async def _task_context(
         yield TaskContext(
             fast_writer=fast,
             slow_writer=slow,
+            job_queue=JobQueue(slow, memory_s=OPEN_KINDS_MEMORY_S),
             destination=destination,
             notifier=notifier,
             engine=engine,

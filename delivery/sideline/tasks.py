@@ -153,7 +153,7 @@ class SidelineTasks:
     def _sweeper(self, context: TaskContext) -> SidelineSweeper:
         return SidelineSweeper(
             *self._open_stores(context),
-            JobQueue(context.slow_writer),
+            context.job_queue,
             context.clock,
             epoch=context.epoch,
             on_swept=self._metrics.sideline_swept.inc,
@@ -173,7 +173,7 @@ class SidelineTasks:
             on_queued=queued,
         )
         return SidelineJobRunner(
-            JobQueue(context.slow_writer),
+            context.job_queue,
             shovel,
             context.engine,
             on_moved=lambda outcome, count: self._metrics.sideline_moved.labels(outcome).inc(count),

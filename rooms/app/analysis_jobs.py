@@ -190,7 +190,7 @@ def analysis_tasks(environment: Mapping[str, str], database_url: str) -> Sequenc
     }
 
     def create(context: TaskContext) -> JobRunner:
-        queue = JobQueue(context.slow_writer)
+        queue = context.job_queue
         handlers: dict[JobKind, Any] = {JobKind.ANALYSE_LOG: AnalysisJobs(queue, variables).analyse}
         return JobRunner(queue, handlers, name="analysis", max_concurrent=1)
 

@@ -133,7 +133,7 @@ def check_tasks(
     """Return the task that runs these jobs. `destination`: as of `CheckJobs`."""
 
     def create(context: TaskContext) -> JobRunner:
-        queue = JobQueue(context.slow_writer)
+        queue = context.job_queue
         checks = CheckJobs(queue, settings, database_url, destination)
         handlers = {JobKind.CHECK_STORES: checks.check, JobKind.PREVIEW_RETENTION: checks.preview}
         return JobRunner(queue, handlers, name="checks")

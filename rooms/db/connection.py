@@ -1,17 +1,20 @@
 """Open connections: SQLAlchemy's pool for everyday queries, autocommit ones for hot statements.
 
-`transaction` runs everyday queries and translates PostgreSQL's errors into those of `rooms.errors`.
+`transaction` and `autocommit` run everyday queries and translate PostgreSQL's errors into those of
+`rooms.errors`.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import select
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self, TypeVar
 
 import psycopg
 from psycopg.rows import TupleRow
 from psycopg.types.string import TextLoader
+from sqlalchemy import event
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -59,14 +62,29 @@ def open_engine(url: str, *, size: int = 10, statement_timeout_s: int | None = N
     own = _CUSTOM_PLANS
     if statement_timeout_s is not None:
         own += f" -c statement_timeout={statement_timeout_s}s"
-    return create_async_engine(
+    engine = create_async_engine(
         sqlalchemy_url(url),
         connect_args={"options": f"{own} {options}".rstrip()},
         pool_size=size,
         max_overflow=size,
-        pool_pre_ping=True,
         hide_parameters=True,
     )
+    event.listen(engine.sync_engine, "checkout", _refuse_ended)
+    return engine
+
+
+def _refuse_ended(adapted: Any, *_: object) -> None:
+    """Let the pool replace a connection that the server closed.
+
+    An idle connection has nothing to read unless the server said that it ends, or changed a
+    setting. So no statement is needed to find out, other than with `pool_pre_ping`.
+    """
+    connection = adapted.driver_connection
+    poll = select.poll()
+    if not connection.closed:
+        poll.register(connection.fileno(), select.POLLIN)
+    if connection.closed or poll.poll(0):
+        raise sqlalchemy_errors.DisconnectionError("the server closed the connection")
 
 
 async def connect(url: str, *, name: str) -> Connection:
@@ -191,9 +209,26 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     StorageUnavailableError: the connection could not be made or broke. StorageRefusedError: nothing
     was written. RateLimitedError: the share of the task's organisation is used up.
     """
-    try:
+    with _translate_errors():
         async with hold_share(), engine.begin() as connection:
             yield connection
+
+
+@asynccontextmanager
+async def autocommit(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """Run single statements, each a transaction of its own; raise the errors of `transaction`.
+
+    It saves the exchanges for BEGIN and COMMIT, which cost more than a small statement itself.
+    """
+    with _translate_errors():
+        async with hold_share(), engine.connect() as connection:
+            yield await connection.execution_options(isolation_level="AUTOCOMMIT")
+
+
+@contextlib.contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
     except sqlalchemy_errors.DBAPIError as exc:
         if isinstance(exc.orig, psycopg.errors.QueryCanceled):
             raise QueryTimeoutError(

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.types import BigInteger, Text
 
-from rooms.db.connection import transaction
+from rooms.db.connection import autocommit, transaction
 from rooms.db.processes import RUNNING_S
 from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms
@@ -131,7 +131,7 @@ async def sync_used(
     StorageUnavailableError: in doubt. StorageRefusedError: nothing was added.
     """
     subjects = sorted(added)
-    async with transaction(engine) as connection:
+    async with autocommit(engine) as connection:
         row = (
             await connection.execute(
                 _SYNC,

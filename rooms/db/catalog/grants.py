@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, Select, and_, literal, or_, select, true, update
+from sqlalchemy import (
+    Integer,
+    RowMapping,
+    Select,
+    and_,
+    bindparam,
+    literal,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
@@ -34,6 +45,18 @@ _HAS_BEGUN: Final = and_(
     grants.c.revoked_at.is_(None), grants.c.begins_later, grants.c.starts_at <= func.now()
 )
 """Conditions for grants whose time has ended, or begun, and which no change has applied yet."""
+_DUE_ROOMS: Final = (
+    select(grants.c.room_id)
+    .join(rooms, rooms.c.id == grants.c.room_id)
+    .where(
+        grants.c.room_id > bindparam("after", type_=grants.c.room_id.type),
+        rooms.c.deleting.is_(False),
+        or_(_HAS_ENDED, _HAS_BEGUN),
+    )
+    .distinct()
+    .order_by(grants.c.room_id)
+    .limit(bindparam("most", type_=Integer))
+)
 
 
 async def create_grant(
@@ -211,19 +234,8 @@ async def rooms_with_due_grants(
     connection: AsyncConnection, *, after: RoomId, limit: int
 ) -> list[RoomId]:
     """Return the next rooms, by id, with grants whose time began or ended and was not applied."""
-    statement = (
-        select(grants.c.room_id)
-        .join(rooms, rooms.c.id == grants.c.room_id)
-        .where(
-            grants.c.room_id > after,
-            rooms.c.deleting.is_(False),
-            or_(_HAS_ENDED, _HAS_BEGUN),
-        )
-        .distinct()
-        .order_by(grants.c.room_id)
-        .limit(limit)
-    )
-    return [RoomId(room) for room in (await connection.execute(statement)).scalars()]
+    found = await connection.execute(_DUE_ROOMS, {"after": after, "most": limit})
+    return [RoomId(room) for room in found.scalars()]
 
 
 async def mark_applied(connection: AsyncConnection, room: RoomId) -> None:

@@ -31,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
 from rooms.db.catalog.organisations import DEFAULT_ORGANISATION
-from rooms.db.connection import transaction
+from rooms.db.connection import autocommit, transaction
 from rooms.db.tables.magazines import queues
 from rooms.db.tables.organisations import organisations
 from rooms.domain.handler_queue import HandlerQueue, QueueSettings, ShovelSettings, new_store_name
@@ -208,7 +208,7 @@ async def existing_names(connection: AsyncConnection, store_names: Sequence[str]
 
 async def list_all_queues(engine: AsyncEngine) -> Sequence[HandlerQueue]:
     """Return the queues of the whole installation."""
-    async with transaction(engine) as connection:
+    async with autocommit(engine) as connection:
         return await list_queues(connection, None, limit=_MAX_QUEUES)
 
 

@@ -12,7 +12,9 @@ with.
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
+import asyncio
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -275,6 +277,11 @@ SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
     FROM jobs WHERE state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[]) ORDER BY jobs.id
 ) j ON true
 """
+_OPEN_KINDS: Final = """
+SELECT 0, j.kind FROM (SELECT 0) one LEFT JOIN (
+    SELECT DISTINCT kind FROM jobs WHERE state IN ('queued', 'running')
+) j ON true
+"""
 _UPDATE: Final = """
 WITH j AS (
     UPDATE jobs SET state = CASE state WHEN 'cancelled' THEN state ELSE %(state)s::text END,
@@ -326,11 +333,27 @@ class OpenJob:
 class JobQueue:
     """Fetch jobs and record their progress through one writer. Errors: those of `LogWriter.run`."""
 
-    def __init__(self, writer: LogWriter) -> None:
+    def __init__(self, writer: LogWriter, *, memory_s: float = 0) -> None:
         self._writer = writer
+        self._memory_s = memory_s
+        self._open_kinds: frozenset[str] = frozenset()
+        self._open_kinds_until = -math.inf
 
     async def fetch_open(self, kinds: Iterable[JobKind]) -> list[OpenJob]:
-        """Return the jobs of these kinds that are queued or running, the oldest first."""
+        """Return the jobs of these kinds that are queued or running, the oldest first.
+
+        Many tasks ask often, mostly for nothing. So one statement answers all that find no job
+        within `memory_s`.
+        """
+        if self._memory_s:
+            now_s = asyncio.get_running_loop().time()
+            if now_s >= self._open_kinds_until:
+                self._open_kinds_until = now_s + self._memory_s
+                found = await self._writer.run(_OPEN_KINDS, {})
+                self._open_kinds = frozenset(kind for (kind,) in found)
+            kinds = [kind for kind in kinds if kind in self._open_kinds]
+            if not kinds:
+                return []
         rows = await self._writer.run(_FETCH_OPEN, {"kinds": word_array(sorted(kinds))})
         return [
             OpenJob(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -343,3 +343,34 @@ async def test_recovery_does_nothing_where_postgresql_is_the_broker(
     )
     assert await places(installation) == {WorkLocation.PUSH_LOCAL: 1}
     assert (await installation.delivery(copy))["generation"] == 0
+
+
+class CountedWriter(LogWriter):
+    """Count the statements."""
+
+    statements = 0
+
+    async def run(
+        self, statement: str, parameters: Sequence[Any] | dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        self.statements += 1
+        return await super().run(statement, parameters)
+
+
+async def test_one_look_serves_all_kinds_of_which_no_job_is_open(
+    database: str, installation: Installation
+) -> None:
+    async with CountedWriter(database, kind="chores") as writer:
+        queue = JobQueue(writer, memory_s=0.2)
+        for kind in (JobKind.REPLAY, JobKind.RESTORE, JobKind.SWEEP_QUEUE):
+            assert not await queue.fetch_open({kind})
+        assert writer.statements == 1
+        asked = await ask(installation, "replay", room_id=7, subscription_id="a")
+
+        async def found() -> list[str]:
+            return [one.id for one in await queue.fetch_open({JobKind.REPLAY})]
+
+        # A job that came meanwhile is found when the look is over.
+        await until(found, "the job to be found")
+        assert await found() == [asked]
+        assert not await queue.fetch_open({JobKind.RESTORE})

@@ -362,6 +362,7 @@ async def test_a_run_looks_for_expired_leases_where_the_last_one_ended(database:
             TaskContext(
                 fast_writer=writer,
                 slow_writer=writer,
+                job_queue=JobQueue(writer),
                 notifier=notifier,
                 engine=engine,
                 clock=SystemClock(),

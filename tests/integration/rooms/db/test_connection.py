@@ -8,10 +8,17 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rooms.db.connection import NotificationReader, open_connection, open_engine, transaction
+from rooms.db.connection import (
+    NotificationReader,
+    autocommit,
+    open_connection,
+    open_engine,
+    transaction,
+)
 from rooms.db.queries.deliveries import deliveries_of_subscription
 from rooms.db.queries.messages import ListFilter
 from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.errors import QueryTimeoutError
 
 _RUNS = 20
 """psycopg prepares a statement after 5 of them, and PostgreSQL may keep one plan after 5 more."""
@@ -111,3 +118,50 @@ async def test_a_reader_fails_when_the_server_ends_its_connection(database: str)
         async with open_connection(database, name="a test") as next_one:
             assert next_one.fileno() == descriptor, "the number is used again"
             await asyncio.wait_for(next_one.execute("SELECT 1"), 60)
+
+
+async def test_a_connection_that_the_server_ended_is_replaced(database: str) -> None:
+    """Without a statement that asks whether it still lives."""
+    engine = open_engine(database, size=1)
+    async with transaction(engine) as connection:
+        first = await connection.scalar(text("SELECT pg_backend_pid()"))
+    async with open_connection(database, name="a test") as other:
+        await other.execute("SELECT pg_terminate_backend(%s, 5000)", (first,))
+    async with transaction(engine) as connection:
+        second = await connection.scalar(text("SELECT pg_backend_pid()"))
+    await engine.dispose()
+    assert second != first
+
+
+async def test_a_healthy_connection_is_kept(database: str) -> None:
+    engine = open_engine(database, size=1)
+    pids = set()
+    for use in (transaction, autocommit, transaction, autocommit):
+        async with use(engine) as connection:
+            pids.add(await connection.scalar(text("SELECT pg_backend_pid()")))
+    await engine.dispose()
+    assert len(pids) == 1
+
+
+async def test_a_statement_of_its_own_is_committed_at_once(database: str) -> None:
+    engine = open_engine(database, size=1)
+    in_transaction = text("SELECT now() <> statement_timestamp()")
+    async with autocommit(engine) as connection:
+        await connection.execute(text("CREATE TEMPORARY TABLE kept (one int)"))
+        assert not await connection.scalar(in_transaction)
+        await asyncio.sleep(0.01)
+        assert not await connection.scalar(in_transaction)
+    # The next user of the same connection has a transaction again.
+    async with transaction(engine) as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM kept")) == 0
+        await asyncio.sleep(0.01)
+        assert await connection.scalar(in_transaction)
+    await engine.dispose()
+
+
+async def test_errors_of_a_statement_of_its_own_are_translated(database: str) -> None:
+    engine = open_engine(database, size=1, statement_timeout_s=1)
+    with pytest.raises(QueryTimeoutError):
+        async with autocommit(engine) as connection:
+            await connection.execute(text("SELECT pg_sleep(5)"))
+    await engine.dispose()
