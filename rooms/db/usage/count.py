@@ -32,7 +32,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
-from rooms.db.usage.minutes import activity_ctes
+from rooms.db.usage.minutes import BUCKET, MINUTE, activity_ctes
 from rooms.domain.ids import first_id
 from rooms.domain.usage import COUNTERS, MAX_APPLICATIONS, OTHER_APPLICATIONS
 
@@ -59,10 +59,12 @@ _NEXT_XID: Final = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::b
 _HAS_ROWS: Final = text(f"""
 SELECT EXISTS (SELECT FROM log_entries WHERE {_XID} >= :first AND {_XID} < :end)
 """)  # noqa: S608 - constants of this package
-# The index of transactions finds the rows. Every other plan would read whole days.
+# The index of transactions finds the rows. Every other plan would read whole days. The planner takes
+# them for few, and would sort them where hashing is meant.
 _PLAN_SETTINGS: Final = text("""
 SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
-    set_config('max_parallel_workers_per_gather', '0', true), set_config('synchronous_commit', 'off', true)
+    set_config('max_parallel_workers_per_gather', '0', true), set_config('synchronous_commit', 'off', true),
+    set_config('work_mem', '32MB', true), set_config('enable_sort', 'off', true)
 """)
 _MOVE: Final = (
     "UPDATE usage_mark SET counted_xid = :end WHERE counted_xid = :first AND system = :system"
@@ -80,33 +82,44 @@ _OF_BOTH: Final = (
 )
 
 
+def _count(condition: str) -> str:
+    return f"coalesce(sum(n) FILTER (WHERE {condition}), 0)::int8"
+
+
 def _count_statement(moved: str, rows: str) -> str:
     return f"""
 WITH moved AS (
     {moved}
 ), l AS MATERIALIZED (
-    SELECT room_id, message_id, kind, date_trunc('minute', ts, 'UTC') AS minute, subscription_id, coalesce(event_type, '') AS event_type,
-        payload_bytes, http_status, error_class, enqueued, latency_ms
+    SELECT room_id, message_id, {MINUTE} AS minute, coalesce(event_type, '') AS event_type, payload_bytes, enqueued, kind, subscription_id, http_status, error_class, latency_ms
     FROM log_entries l WHERE {rows}
+), publishes AS (
+    SELECT * FROM l WHERE kind = 'published'
+), groups AS MATERIALIZED (
+    SELECT minute, room_id, event_type, subscription_id, kind, http_status IS NOT NULL AS answered,
+        error_class IS NOT NULL AS failed, CASE WHEN kind IN ('attempted', 'delivered') THEN {BUCKET} END AS bucket, count(*) AS n
+    FROM l WHERE kind <> 'published' GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
 ), published AS (
-    SELECT date_trunc('hour', l.minute, 'UTC') AS hour, l.room_id, m.publisher_organisation_id, l.event_type, m.application, count(*) AS messages, sum(l.payload_bytes) AS bytes
-    FROM l LEFT JOIN LATERAL (
-        SELECT publisher_organisation_id, application FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
+    SELECT date_trunc('hour', p.minute, 'UTC') AS hour, p.room_id, m.publisher_organisation_id, p.event_type, m.application, count(*) AS messages, sum(p.payload_bytes) AS bytes
+    FROM publishes p LEFT JOIN LATERAL (
+        SELECT publisher_organisation_id, application FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
     ) m ON true
-    WHERE l.kind = 'published' GROUP BY 1, 2, 3, 4, 5
+    GROUP BY p.minute, p.room_id, m.publisher_organisation_id, p.event_type, m.application
+), enqueued AS (
+    SELECT minute, room_id, event_type, substr(enqueued, 36 * n - 35, 16) AS subscription, count(*) AS n
+    FROM (SELECT minute, room_id, event_type, enqueued, generate_series(1, octet_length(enqueued) / 36) AS n FROM publishes) e GROUP BY 1, 2, 3, 4
 ), steps AS (
     SELECT minute, room_id, event_type, subscription_id,
-        count(*) FILTER (WHERE kind IN ('enqueued', 'replayed')) AS deliveries,
-        count(*) FILTER (WHERE kind = 'attempted' OR kind = 'delivered' AND http_status IS NOT NULL) AS attempts,
-        count(*) FILTER (WHERE kind = 'attempted' AND error_class IS NOT NULL) AS failed_attempts,
-        count(*) FILTER (WHERE kind IN ('delivered', 'pull_acked', 'handed_over')) AS delivered,
-        count(*) FILTER (WHERE kind = 'sidelined') AS sidelined, count(*) FILTER (WHERE kind = 'expired') AS expired,
-        count(*) FILTER (WHERE kind = 'cancelled') AS cancelled, count(*) FILTER (WHERE kind = 'dropped') AS dropped,
-        count(*) FILTER (WHERE kind = 'purged') AS purged, count(*) FILTER (WHERE kind IN ('nacked', 'lease_ended')) AS returned
-    FROM l WHERE kind <> 'published' GROUP BY 1, 2, 3, 4
+        {_count("kind IN ('enqueued', 'replayed')")} AS deliveries,
+        {_count("kind = 'attempted' OR kind = 'delivered' AND answered")} AS attempts,
+        {_count("kind = 'attempted' AND failed")} AS failed_attempts,
+        {_count("kind IN ('delivered', 'pull_acked', 'handed_over')")} AS delivered,
+        {_count("kind = 'sidelined'")} AS sidelined, {_count("kind = 'expired'")} AS expired,
+        {_count("kind = 'cancelled'")} AS cancelled, {_count("kind = 'dropped'")} AS dropped,
+        {_count("kind = 'purged'")} AS purged, {_count("kind IN ('nacked', 'lease_ended')")} AS returned
+    FROM groups GROUP BY 1, 2, 3, 4
     UNION ALL
-    SELECT minute, room_id, event_type, encode(substr(enqueued, 36 * n - 35, 16), 'hex')::uuid, count(*), 0, 0, 0, 0, 0, 0, 0, 0, 0
-    FROM l, generate_series(1, octet_length(enqueued) / 36) AS n WHERE enqueued IS NOT NULL GROUP BY 1, 2, 3, 4
+    SELECT minute, room_id, event_type, encode(subscription, 'hex')::uuid, n, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM enqueued
 ), parts AS (
     SELECT p.hour, p.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}') AS owner_id,
         coalesce(p.publisher_organisation_id, r.organisation_id, '{_DELETED_ORGANISATION}') AS organisation_id, p.event_type,
@@ -140,7 +153,7 @@ WITH moved AS (
     INSERT INTO usage_hours AS u (hour, room_id, owner_id, organisation_id, event_type, application, {_NAMES})
     SELECT hour, room_id, owner_id, organisation_id, event_type, application, {_NAMES} FROM sums
     ON CONFLICT (room_id, hour, owner_id, organisation_id, event_type, application) DO UPDATE SET {_ADDED}
-), {activity_ctes("steps", "l")}
+), {activity_ctes("steps", "groups")}
 SELECT EXISTS (SELECT FROM moved)
 """  # noqa: S608 - constants of this package
 
