@@ -52,6 +52,7 @@ async def attack(
             if until is not None and time.monotonic() >= until:
                 break
             await _run_case(suite, run, seed, number, outcomes)
+            await asyncio.sleep(0)  # a target may wait for nothing, and each case is a turn
     return outcomes
 
 
