@@ -116,6 +116,23 @@ async def authenticate(
     return principal
 
 
+def authenticate_cached(
+    services: ApiServices,
+    headers: Mapping[bytes, bytes],
+    scopes: Iterable[Scope],
+    client: ClientAddress | None = None,
+    certificate: ClientCertificate | None = None,
+) -> Principal | None:
+    """Return what `authenticate` does, where that needs no look-up; None: it needs one.
+
+    UnauthenticatedError, RateLimitedError, ForbiddenError, SuspendedError.
+    """
+    principal = services.callers.find_cached(headers, client, certificate)
+    if principal is not None:
+        admit(services, principal, scopes, changes=True)
+    return principal
+
+
 def admit(
     services: ApiServices, principal: Principal, scopes: Iterable[Scope], *, changes: bool
 ) -> None:

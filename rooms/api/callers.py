@@ -83,6 +83,23 @@ class CallerAuthenticator:
             )
         return await self._keys.authenticate(None, found.source)
 
+    def find_cached(
+        self,
+        headers: Mapping[bytes, bytes],
+        client: ClientAddress | None,
+        certificate: ClientCertificate | None,
+    ) -> Principal | None:
+        """Return the principal where only a key says who it is, and the key was looked up lately.
+
+        None: `authenticate` knows. UnauthenticatedError: as of `ApiKeyAuthenticator.find_cached`.
+        """
+        header = headers.get(_AUTHORIZATION)
+        if header is None or certificate is not None:
+            return None
+        if client is not None and self._proxies.include(client):
+            return None
+        return self._keys.find_cached(header, client)
+
     def _identity(self, found: ForwardedClient) -> MemberIdentity | None:
         """Return the member that a request without a key comes from; None: it names none."""
         certificate, named = found.certificate, found.govstack_client

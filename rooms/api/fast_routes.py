@@ -4,7 +4,7 @@ The services are the same as behind Litestar's routes, and so are the problems. 
 pass through.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -16,6 +16,7 @@ from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import MalformedError, NotFoundError, RoomsError, TooLargeError
 from rooms.outages import OUTAGES, Dependency
+from rooms.publishing.group_commit import CommitOutcome
 from rooms.publishing.publisher import Publisher, PublishResult
 
 Message = dict[str, Any]
@@ -30,6 +31,15 @@ Authenticate = Callable[
         ClientCertificate | None,
     ],
     Awaitable[Principal],
+]
+AuthenticateCached = Callable[
+    [
+        Mapping[bytes, bytes],
+        tuple[Scope, ...],
+        ClientAddress | None,
+        ClientCertificate | None,
+    ],
+    Principal | None,
 ]
 WaitDisconnect = Callable[[], Awaitable[object]]
 """Returns when the client has disconnected."""
@@ -48,6 +58,7 @@ _SUBSCRIBE_SCOPES: Final = (Scope.SUBSCRIBE,)
 
 JSON: Final = "application/json"
 REPLAYED_HEADER: Final = "Idempotent-Replayed"
+_ACCEPTED: Final = 202
 _JSON_HEADER: Final = (b"content-type", JSON.encode())
 _REPLAYED_HEADER_LINE: Final = (REPLAYED_HEADER.lower().encode(), b"true")
 
@@ -66,6 +77,18 @@ class PullApi(Protocol):
     async def ack(
         self, principal: Principal, subscription_id: str, body: bytes
     ) -> tuple[int, bytes]: ...
+
+
+class Responder(Protocol):
+    """Declare what a connection does with the answer to its request."""
+
+    def respond(self, parts: ResponseParts) -> None:
+        """Send an answer."""
+        ...
+
+    def run(self, answer: Coroutine[Any, Any, ResponseParts]) -> None:
+        """Run a coroutine in a task of its own, and send the answer that it returns."""
+        ...
 
 
 class StreamApi(Protocol):
@@ -106,21 +129,27 @@ class FastRoutes:
         app: App,
         *,
         authenticate: Authenticate,
+        authenticate_cached: AuthenticateCached = lambda *_: None,
         publisher: Publisher,
         pull_api: PullApi | None,
         max_body_bytes: int,
         max_single_body_bytes: int | None = None,
         stream_api: StreamApi | None = None,
     ) -> None:
-        """`max_single_body_bytes`: of all but batches, whose bodies are decoded at once, too."""
+        """`max_single_body_bytes`: of all but batches, whose bodies are decoded at once, too.
+
+        `authenticate_cached`: as `authenticate`; None: that has to be asked.
+        """
         single = max_single_body_bytes or max_body_bytes
         self._app = app
         self._stream_api = stream_api
         self._authenticate = authenticate
+        self._authenticate_cached = authenticate_cached
         self._publisher = publisher
         self.max_body_bytes = max_body_bytes
+        self._publish_route = FastRoute(_PUBLISH_SCOPES, self._publish, single)
         self._routes: dict[tuple[str, str], FastRoute] = {
-            ("rooms", "messages"): FastRoute(_PUBLISH_SCOPES, self._publish, single),
+            ("rooms", "messages"): self._publish_route,
             ("rooms", "messages/batch"): FastRoute(
                 _PUBLISH_SCOPES, self._publish_batch, max_body_bytes
             ),
@@ -215,6 +244,62 @@ class FastRoutes:
             return
         await _send(send, status, headers, content)
 
+    def begin(
+        self,
+        responder: Responder,
+        route: FastRoute,
+        identity: str,
+        *,
+        path: str,
+        headers_in: Mapping[bytes, bytes],
+        body: bytes,
+        wait_disconnect: WaitDisconnect,
+        on_authenticated: OnAuthenticated,
+        client: ClientAddress | None = None,
+        certificate: ClientCertificate | None = None,
+    ) -> None:
+        """Begin to answer a request that is complete; `responder` gets the answer.
+
+        A plain publish waits for nothing but its commit, and gets no task: a task and its
+        coroutines cost as much as preparing the message.
+        """
+        principal = None
+
+        def answer() -> Coroutine[Any, Any, ResponseParts]:
+            return self.answer(
+                route,
+                identity,
+                path=path,
+                headers_in=headers_in,
+                body=body,
+                wait_disconnect=wait_disconnect,
+                on_authenticated=on_authenticated,
+                client=client,
+                certificate=certificate,
+                principal=principal,
+            )
+
+        if (
+            route is self._publish_route
+            and len(body) <= route.max_body_bytes
+            and b"idempotency-key" not in headers_in
+        ):
+            try:
+                principal = self._authenticate_cached(headers_in, route.scopes, client, certificate)
+                if principal is not None:
+                    on_authenticated(principal)
+                    pending = _PendingPublish(responder, self._publisher, answer, path)
+                    content = self._publisher.publish_nowait(
+                        principal, parse_room(identity), body, pending
+                    )
+                    if content is not None:
+                        pending.content = content
+                        return
+            except Exception as exc:  # noqa: BLE001 - a bug is answered as a problem, and logged
+                responder.respond(_failure_parts(exc, path))
+                return
+        responder.run(answer())
+
     async def answer(
         self,
         route: FastRoute,
@@ -227,15 +312,17 @@ class FastRoutes:
         on_authenticated: OnAuthenticated,
         client: ClientAddress | None = None,
         certificate: ClientCertificate | None = None,
+        principal: Principal | None = None,
     ) -> ResponseParts:
         """Return the answer to a request with these headers, their names in lower case.
 
-        A body that is not read yet is only read after its sender was authenticated.
-        ClientDisconnectedError comes from reading it.
+        A body that is not read yet is only read after its sender was authenticated, which
+        `principal` was already. ClientDisconnectedError comes from reading the body.
         """
         try:
-            principal = await self._authenticate(headers_in, route.scopes, client, certificate)
-            on_authenticated(principal)
+            if principal is None:
+                principal = await self._authenticate(headers_in, route.scopes, client, certificate)
+                on_authenticated(principal)
             content = body if isinstance(body, bytes) else await body()
             if len(content) > route.max_body_bytes:
                 raise TooLargeError(
@@ -250,12 +337,8 @@ class FastRoutes:
             )
         except ClientDisconnectedError:
             raise
-        except RoomsError as exc:
-            return _problem_parts(exc, path)
         except Exception as exc:  # noqa: BLE001 - a bug is answered as a problem, and logged
-            bug = RoomsError("the request could not be answered; the log of the service says why")
-            bug.__cause__ = exc
-            return _problem_parts(bug, path)
+            return _failure_parts(exc, path)
         if OUTAGES.any_failing:
             OUTAGES.record_success(REQUESTS_REFUSED, dependency=Dependency.POSTGRESQL)
         return (
@@ -273,6 +356,48 @@ class FastRoutes:
         self, principal: Principal, identity: str, body: bytes, key: str | None, _: WaitDisconnect
     ) -> PublishResult:
         return await self._publisher.publish_batch(principal, parse_room(identity), body, key)
+
+
+class _PendingPublish:
+    """Answer a publish when its outcome is known."""
+
+    __slots__ = ("_answer", "_path", "_publisher", "_responder", "content")
+
+    def __init__(
+        self,
+        responder: Responder,
+        publisher: Publisher,
+        answer: Callable[[], Coroutine[Any, Any, ResponseParts]],
+        path: str,
+    ) -> None:
+        self._responder = responder
+        self._publisher = publisher
+        self._answer = answer
+        self._path = path
+        self.content = b""
+        """The answer once the publish is committed."""
+
+    def __call__(self, outcome: CommitOutcome | Exception) -> None:
+        """Respond; a conflict wrote nothing, and is answered as if the request came now."""
+        if outcome is None:
+            if OUTAGES.any_failing:
+                OUTAGES.record_success(REQUESTS_REFUSED, dependency=Dependency.POSTGRESQL)
+            self._responder.respond((_ACCEPTED, [_JSON_HEADER], self.content))
+        elif isinstance(outcome, Exception):
+            if isinstance(outcome, RoomsError):
+                self._publisher.count_failure(outcome)
+            self._responder.respond(_failure_parts(outcome, self._path))
+        else:
+            self._responder.run(self._answer())
+
+
+def _failure_parts(error: Exception, path: str) -> ResponseParts:
+    """Return the problem of an error; one that is no RoomsError is a bug, and is logged."""
+    if isinstance(error, RoomsError):
+        return _problem_parts(error, path)
+    bug = RoomsError("the request could not be answered; the log of the service says why")
+    bug.__cause__ = error
+    return _problem_parts(bug, path)
 
 
 def _problem_parts(error: RoomsError, path: str) -> ResponseParts:

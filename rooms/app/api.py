@@ -18,7 +18,7 @@ from delivery.push.http.signing import new_secret
 from delivery.push.http.target_policy import target_policy
 from delivery.push.test_call import PingSender
 from rooms.api.app import create_app
-from rooms.api.auth import authenticate
+from rooms.api.auth import authenticate, authenticate_cached
 from rooms.api.deps import ApiServices, KeyRateLimiter
 from rooms.api.fast_routes import App, FastRoutes
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
@@ -203,6 +203,7 @@ def make_asgi(services: ApiServices, live: LiveStreams | None = None) -> App:
     return FastRoutes(
         Console(services, create_app(services), live or LiveStreams()),
         authenticate=functools.partial(authenticate, services),
+        authenticate_cached=functools.partial(authenticate_cached, services),
         publisher=services.publisher,
         pull_api=services.pull_service,
         max_body_bytes=services.settings.max_body_bytes,

@@ -194,6 +194,18 @@ class ApiKeyAuthenticator:
         self._note_use(principal.key_id)
         return principal
 
+    def find_cached(self, header: bytes, client: ClientAddress | None) -> Principal | None:
+        """Return the principal of a key that was looked up lately; None: `authenticate` knows.
+
+        UnauthenticatedError: the key has ended, or the client is outside its networks.
+        """
+        if header[:_SCHEME_LENGTH].lower() != _SCHEME:
+            return None
+        known = self._cache.get(hashlib.sha256(header[_SCHEME_LENGTH:]).digest())
+        if known is None or self._monotonic() >= known[1]:
+            return None
+        return self._admit(known[0], client)
+
     async def authenticate_member(
         self, identity: MemberIdentity, client: ClientAddress | None
     ) -> Principal:

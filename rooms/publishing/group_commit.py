@@ -63,13 +63,28 @@ CommitOutcome = PlanChanged | KeyReused | IdReused | None
 PLAN_CHANGED: Final = PlanChanged()
 
 
-class _PendingSubmission:
-    __slots__ = ("future", "size", "submission")
+Settle = Callable[[CommitOutcome | Exception], None]
+"""Called once, with the outcome of a request or the error of its commit."""
 
-    def __init__(self, submission: InsertRows, future: "asyncio.Future[CommitOutcome]") -> None:
+
+class _PendingSubmission:
+    __slots__ = ("_settle", "is_settled", "size", "submission")
+
+    def __init__(self, submission: InsertRows, settle: Settle) -> None:
         self.submission = submission
-        self.future = future
+        self.is_settled = False
         self.size = submission.payload_bytes + _OVERHEAD_BYTES * submission.row_count
+        self._settle = settle
+
+    def settle(self, outcome: CommitOutcome | Exception) -> None:
+        """Report the outcome once. An error of the callee must not look like one of the commit."""
+        if self.is_settled:
+            return
+        self.is_settled = True
+        try:
+            self._settle(outcome)
+        except Exception:  # noqa: BLE001 - the others of the group are answered all the same
+            _log.exception("the outcome of a publish could not be reported")
 
 
 class GroupCommitter:
@@ -121,11 +136,29 @@ class GroupCommitter:
         StorageUnavailableError: it may have been committed. StorageRefusedError: it was not, and a
         retry may succeed.
         """
+        future: asyncio.Future[CommitOutcome] = self._loop.create_future()
+
+        def settle(outcome: CommitOutcome | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.submit_nowait(submission, settle)
+        return await future
+
+    def submit_nowait(self, submission: InsertRows, settle: Settle) -> None:
+        """Commit a request later, and call `settle`, never before this returns.
+
+        StorageRefusedError: it is not submitted.
+        """
         if self._closing or self._task is None:
             raise StorageRefusedError("publishing is shutting down")
         if self._waiting_bytes > MAX_WAITING_BYTES:
             raise StorageRefusedError("too many publishes are waiting to be written")
-        waiting = _PendingSubmission(submission, self._loop.create_future())
+        waiting = _PendingSubmission(submission, settle)
         now = self._loop.time()
         self._mean_gap_s += _SMOOTHING * (min(now - self._last_arrival, 1.0) - self._mean_gap_s)
         self._last_arrival = now
@@ -138,7 +171,6 @@ class GroupCommitter:
         self._has_work.set()
         if self._expected and self._waiting_count >= self._expected:
             self._group_ready.set()
-        return await waiting.future
 
     async def _run(self) -> None:
         while True:
@@ -221,7 +253,7 @@ class GroupCommitter:
                 "a group of %s publishes failed, retrying one by one: %s", len(group), error
             )
         refusals = 0
-        rest = deque(one for one in group if not one.future.done())
+        rest = deque(one for one in group if not one.is_settled)
         while rest:
             one = rest.popleft()
             error = await self._try_commit([one])
@@ -236,7 +268,7 @@ class GroupCommitter:
                 return
 
     async def _try_commit(self, group: list[_PendingSubmission]) -> Exception | None:
-        """Commit a group. Return an error, with the futures of its requests still open."""
+        """Commit a group. Return an error, which its requests were not told."""
         try:
             await self._commit(group)
         except Exception as exc:  # noqa: BLE001 - the callers raise it
@@ -258,10 +290,10 @@ class GroupCommitter:
                 self._on_failure()
                 raise
             if not verdict.has_conflict:
-                for one in group:
-                    if not one.future.done():
-                        one.future.set_result(None)
+                # First what wakes those that deliver.
                 self._report_commit(submissions)
+                for one in group:
+                    one.settle(None)
                 return
             group = [one for one in group if not _resolve_conflict(one, verdict)]
             if not group:
@@ -274,7 +306,7 @@ def _resolve_conflict(one: _PendingSubmission, verdict: InsertConflict) -> bool:
     if submission.key is not None and (
         taken := verdict.used_keys.get((submission.room_id, submission.key))
     ):
-        _resolve(one, KeyReused(*taken))
+        one.settle(KeyReused(*taken))
         return True
     if submission.caller_ids and verdict.used_ids:
         names = [name.caller_id for name in submission.caller_ids]
@@ -284,20 +316,14 @@ def _resolve_conflict(one: _PendingSubmission, verdict: InsertConflict) -> bool:
             if (found := verdict.used_ids.get((submission.room_id, name))) is not None
         }
         if answers:
-            _resolve(one, IdReused(answers))
+            one.settle(IdReused(answers))
             return True
     if (submission.room_id, submission.plan_version) in verdict.stale_plans:
-        _resolve(one, PLAN_CHANGED)
+        one.settle(PLAN_CHANGED)
         return True
     return False
 
 
-def _resolve(one: _PendingSubmission, outcome: CommitOutcome) -> None:
-    if not one.future.done():
-        one.future.set_result(outcome)
-
-
 def _fail(group: Iterable[_PendingSubmission], error: Exception) -> None:
     for one in group:
-        if not one.future.done():
-            one.future.set_exception(error)
+        one.settle(error)

@@ -20,8 +20,14 @@ from rooms.errors import (
     SuspendedError,
 )
 from rooms.ports import Clock
-from rooms.publishing.deferred_checks import Checker
-from rooms.publishing.group_commit import LARGE_ROWS, GroupCommitter, IdReused, KeyReused
+from rooms.publishing.deferred_checks import Checker, ChecksPendingError
+from rooms.publishing.group_commit import (
+    LARGE_ROWS,
+    GroupCommitter,
+    IdReused,
+    KeyReused,
+    Settle,
+)
 from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.quotas import Admission, QuotaKeeper
 from rooms.publishing.request import (
@@ -45,6 +51,7 @@ MAX_ROUTING_S: Final = 1.0
 """A request is routed again while its room changes, so often at least, and so long at most."""
 _HTTP_ACCEPTED: Final = 202
 _NONE_REFUSED: Final[Mapping[int, str]] = {}
+_NONE_ANSWERED: Final[Mapping[str, bytes]] = {}
 _SINGLE_TAG: Final = b"one\n"
 _BATCH_TAG: Final = b"batch\n"
 
@@ -118,6 +125,46 @@ class Publisher:
     ) -> Coroutine[Any, Any, PublishResult]:
         """Publish the messages in `body`, all or none."""
         return self._publish(principal, room_id, body, idempotency_key, batch=True)
+
+    def publish_nowait(
+        self, principal: Principal, room_id: RoomId, body: bytes, settle: Settle
+    ) -> bytes | None:
+        """Submit the one message in `body` if that needs no wait, and return the answer to it.
+
+        The answer holds once `settle` is called with None; see `GroupCommitter.submit_nowait`. None
+        is returned for everything else, such as a refusal: nothing was submitted, and `publish`
+        has the answer. The same is to be asked where `settle` is called with a conflict.
+        """
+        table, quotas = self._routing.cached(room_id), self._quotas
+        if (
+            table is None
+            or table.organisation_id != principal.organisation_id
+            or principal.is_restricted
+            or (
+                quotas is not None
+                and (principal.quotas is not None or table.quotas is not None or quotas.has_full)
+            )
+        ):
+            return None
+        begun_s = self._clock.monotonic()
+        try:
+            message = decode_message(body)
+            if message.signature:
+                return None
+            rows = self._preparation.at_once(
+                table, principal, None, [message], refused=_NONE_REFUSED, answered=_NONE_ANSWERED
+            )
+            if rows.row_count > LARGE_ROWS:
+                return None
+            rows.started_s, rows.organisation = begun_s, principal.organisation_id
+            self._committer.submit_nowait(rows, settle)
+        except (RoomsError, ChecksPendingError):
+            return None
+        return rows.answer
+
+    def count_failure(self, error: RoomsError) -> None:
+        """Count a request that was submitted by `publish_nowait` and failed."""
+        self._publish_metrics.count_failure(error)
 
     async def check(self, principal: Principal, room_id: RoomId, body: bytes) -> bytes:
         """Return how the one message in `body` would be answered now. Nothing is published.

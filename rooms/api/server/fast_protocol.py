@@ -25,7 +25,7 @@ from rooms.api.server.head import (
     RequestParser,
     RequestRejectedError,
 )
-from rooms.api.server.responses import error_response
+from rooms.api.server.responses import HeaderLines, error_response
 from rooms.api.server.uvicorn_internals import STATUS_LINE, AsgiProtocol, RequestResponseCycle
 from rooms.api.server.websocket import WebSocket
 from rooms.domain.ids import OrganisationId
@@ -36,6 +36,8 @@ _PATH_START: Final = len(b"POST ")
 _VERSION_SUFFIX: Final = b" HTTP/1.1\r\n"
 _HEAD_END: Final = b"\r\n\r\n"
 _UNAUTHENTICATED: Final = 401
+_COMMON_LINES: Final = HeaderLines()
+"""One for all connections, which share uvicorn's list."""
 _TOO_MANY_BODIES: Final = (
     "the organisation has too many large requests under way; send fewer at a time"
 )
@@ -66,8 +68,6 @@ class FastProtocol(AsgiProtocol):
         self._busy = self._keep_alive = False
         """A hot request is being answered; the connection stays open after it."""
         self._disconnected = asyncio.Event()
-        self._default_headers: list[tuple[bytes, bytes]] = []
-        self._common_lines = b""
         self._host: bytes | None = None
         self._organisation: OrganisationId | None = None
         self._certificate: ClientCertificate | None = self.app_state.get(STATE_KEY)
@@ -78,8 +78,7 @@ class FastProtocol(AsgiProtocol):
         self._input_drained = True
         """No received byte waits to be read, and more may come."""
         self._head_begun = self._lingering = self._half_closed = False
-        """Part of a head has come; only the end is awaited; the client sends no more.
-        """
+        """Part of a head has come; only the end is awaited; the client sends no more."""
         self._body_bytes_since_check = 0
         """Bytes of the body under way since its rate was last measured."""
         self._body_bytes = 0
@@ -88,8 +87,7 @@ class FastProtocol(AsgiProtocol):
         self._body_bytes_counted = 0
         """Those that count for the organisation."""
         self._write_stall: tuple[int, float, int] | None = None
-        """Since the client seems to read nothing: resumes of writing, the time, and unsent bytes.
-        """
+        """Since the client seems to read nothing: resumes of writing, time, unsent bytes."""
         self._write_resumes = 0
 
     @property
@@ -161,22 +159,18 @@ class FastProtocol(AsgiProtocol):
             self._input_drained = False
             self.flow.pause_reading()
             return
-        if self._input_drained and data.startswith(_POST_PREFIX):
-            answering = self._answer_at_once(data)
-            if answering is not None:
-                self._busy, self._keep_alive = True, self._request_parser.keep_alive
-                self._spawn_answer(answering)
-                return
+        if self._input_drained and data.startswith(_POST_PREFIX) and self._answer_at_once(data):
+            return
         if not self._lingering:
             self._framer.feed(data)
             self._read_buffered()
             self._input_drained = self._framer.is_empty and not self._lingering
 
-    def _answer_at_once(self, data: bytes) -> Coroutine[Any, Any, ResponseParts] | None:
-        """Return the answer to a complete hot request; None: `data` needs the full parser."""
+    def _answer_at_once(self, data: bytes) -> bool:
+        """Begin to answer a complete hot request; return False where `data` is something else."""
         routes = self._fast_routes
         if routes is None or len(data) > routes.max_body_bytes:
-            return None
+            return False
         end = data.find(b" ", _PATH_START)
         path = data[_PATH_START:end].decode("latin-1")
         found = routes.match(path)
@@ -188,20 +182,22 @@ class FastProtocol(AsgiProtocol):
             or "#" in path
             or not data.startswith(_VERSION_SUFFIX, end)
         ):
-            return None
+            return False
         if not 0 < data.find(_HEAD_END, end) < MAX_HEAD_BYTES:
-            return None
+            return False
         reader = self._request_parser
         # The first request on a connection goes through the framer, which checks its Host.
         if self._awaits_first_request or not reader.read(data) or reader.header_count > MAX_HEADERS:
-            return None
+            return False
         given = reader.header_map
         if given.get(b"host") != self._host:
-            return None
+            return False
         if b"expect" in given or b"upgrade" in given or b"transfer-encoding" in given:
-            return None
+            return False
+        self._busy, self._keep_alive = True, reader.keep_alive
         route, identity = found
-        return routes.answer(
+        routes.begin(
+            self,
             route,
             identity,
             path=path,
@@ -212,15 +208,28 @@ class FastProtocol(AsgiProtocol):
             client=self.client,
             certificate=self._certificate,
         )
+        return True
 
-    def _spawn_answer(self, answer: Coroutine[Any, Any, ResponseParts]) -> None:
+    def respond(self, parts: ResponseParts) -> None:
+        """Send the answer to the request under way."""
+        if self.flow.write_paused:
+            self.run(_given(parts))
+            return
+        try:
+            self._send(parts)
+        except BaseException:
+            self.transport.close()
+            raise
+
+    def run(self, answer: Coroutine[Any, Any, ResponseParts]) -> None:
+        """Send the answer to the request under way when the coroutine has returned it."""
         task = self.loop.create_task(self._write_answer(answer))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def _write_answer(self, answer: Coroutine[Any, Any, ResponseParts]) -> None:
         try:
-            status, headers, content = await answer
+            parts = await answer
         except BaseException:
             # The process ends, or an error could not be rendered: the client must not wait for
             # ever.
@@ -228,11 +237,15 @@ class FastProtocol(AsgiProtocol):
             raise
         if self.flow.write_paused:
             await self.flow.drain()
+        self._send(parts)
+
+    def _send(self, parts: ResponseParts) -> None:
         if self.transport.is_closing():
             self._busy = False
             return
+        status, headers, content = parts
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-        common = self._common_header_lines()
+        common = _COMMON_LINES.format(self.server_state.default_headers)
         close = b"" if self._keep_alive else b"connection: close\r\n"
         self.transport.write(
             b"%b%b%bcontent-length: %d\r\n%b\r\n%b"
@@ -244,17 +257,6 @@ class FastProtocol(AsgiProtocol):
         if not self._keep_alive:
             self._close()
         self._on_answered()
-
-    def _common_header_lines(self) -> bytes:
-        """Return the header lines of every answer."""
-        if self._default_headers is not self.server_state.default_headers:
-            self._default_headers = (
-                self.server_state.default_headers
-            )  # new each second, for the date
-            self._common_lines = b"".join(
-                [b"%b: %b\r\n" % header for header in self._default_headers]
-            )
-        return self._common_lines
 
     def on_response_complete(self) -> None:
         """Continue after an answer through ASGI."""
@@ -320,7 +322,7 @@ class FastProtocol(AsgiProtocol):
             if found is not None and is_plain_path and len(body) <= routes.max_body_bytes:
                 self._busy, self._keep_alive = True, head.keep_alive
                 route, identity = found
-                self._spawn_answer(
+                self.run(
                     routes.answer(
                         route,
                         identity,
@@ -394,7 +396,8 @@ class FastProtocol(AsgiProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
-        self.transport.write(error_response(status, detail, self._common_header_lines()))
+        common = _COMMON_LINES.format(self.server_state.default_headers)
+        self.transport.write(error_response(status, detail, common))
         self._framer.drain()
         self._close(input_pending=True)
 
@@ -491,3 +494,7 @@ class FastProtocol(AsgiProtocol):
                 self._registry.count_closed("slow_reader")
                 self.drop()
             self._write_stall = None
+
+
+async def _given(parts: ResponseParts) -> ResponseParts:
+    return parts

@@ -27,6 +27,21 @@ _PROBLEM_NAMES: Final = {
 _encode: Final = msgspec.json.Encoder().encode
 
 
+class HeaderLines:
+    """Format the headers that every answer has, once for each list of them."""
+
+    def __init__(self) -> None:
+        self._headers: list[tuple[bytes, bytes]] | None = None
+        self._lines = b""
+
+    def format(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Return their lines. uvicorn makes a new list each second, for the date."""
+        if headers is not self._headers:
+            self._headers = headers
+            self._lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        return self._lines
+
+
 def problem_body(status: HTTPStatus, detail: str) -> bytes:
     """Return the problem of a request that reached no resource."""
     name = _PROBLEM_NAMES.get(status, "http")
