@@ -36,6 +36,7 @@ _COLUMNS = {
     "action": "action",
     "status": "status",
     "organisation": "organisation",
+    "key": "key_name",
     "application": "application",
     "reason": "reason",
 }
