@@ -1,4 +1,4 @@
-"""Name what the API calls by a code, such as states, jobs and actions, in words of the catalogue."""
+"""Name what the API calls by a code, such as states and actions, in words of the catalogue."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

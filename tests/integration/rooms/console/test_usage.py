@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api import usage
+from rooms.db.usage.read import list_usage
 from rooms.errors import RateLimitedError
 from tests.integration.rooms.api.test_usage import counted
 from tests.integration.rooms.console.browser import Browser
@@ -104,7 +105,7 @@ class Refusals:
     """Refuse to read the later parts of an export so often, one row a part."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-        self._read, self._left = usage.list_usage, count
+        self._read, self._left = list_usage, count
         monkeypatch.setattr(usage, "_EXPORT_BATCH", 1)
         monkeypatch.setattr(usage, "list_usage", self)
 

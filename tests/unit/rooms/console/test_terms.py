@@ -12,7 +12,7 @@ import delivery
 import rooms
 from delivery.analytics.findings import cells, incidents, root_cause
 from rooms.api.app import create_app, govstack_handlers, route_handlers
-from rooms.api.changes import CHANGES_NOTHING, DATA_PLANE
+from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE
 from rooms.api.deps import ApiServices
 from rooms.api.search import SearchField, SearchKind
 from rooms.console.actions import ACTIONS
