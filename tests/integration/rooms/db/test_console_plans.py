@@ -71,7 +71,7 @@ SELECT %s, gen_random_uuid(), %s, %s || n, 'PULL', %s FROM generate_series(1, %s
 
 
 class _Reader:
-    """Keep the statement that is to be executed, and read nothing."""
+    """Keep the statement that it is given, and read nothing."""
 
     statement: Select[Any] | None = None
 
