@@ -36,9 +36,9 @@ _COLUMNS = {
     "action": "action",
     "status": "status",
     "organisation": "organisation",
-    "key": "key_name",
     "application": "application",
     "reason": "reason",
+    "key": "key_name",
 }
 
 

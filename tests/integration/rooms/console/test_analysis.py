@@ -129,8 +129,8 @@ async def test_findings_are_shown_with_their_age(browser: Browser, things: dict[
         assert "<script>alert" not in page.html
     assert SHOWN in (await browser.get(PATH)).html
     german = await browser.get(PATH, **{"Accept-Language": "de"})
-    for words in ("HTTP-Status http_status", "Version der Einstellungen 4", "gemeinsam"):
-        assert words in german.text
+    for text in ("HTTP-Status http_status", "Version der Einstellungen 4", "gemeinsam"):
+        assert text in german.text
     assert (
         "No incident fits" in (await browser.get(f"{PATH}?subscription_id={things['shop']}")).text
     )
