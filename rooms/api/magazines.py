@@ -74,7 +74,19 @@ class HandlerQueueMagazine:
         return sideline if queue_from_magazine(self.name)[1] else main
 
 
-MagazineOwner = SubscriptionId | HandlerQueueMagazine
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidelineMagazine:
+    """Identify the magazine of a subscription's sideline."""
+
+    subscription: SubscriptionId
+    subscription_name: str
+
+    @property
+    def name(self) -> MagazineName:
+        return sideline_magazine_name(self.subscription)
+
+
+MagazineOwner = SidelineMagazine | HandlerQueueMagazine
 
 
 class CountersResponse(Struct, kw_only=True):
@@ -100,6 +112,7 @@ class MagazineResponse(Struct, kw_only=True):
 
     name: str
     subscription_id: str | None
+    subscription_name: str | None
     queue: str | None
     depth: int
     expected: int | None
@@ -160,8 +173,10 @@ async def sweep(
             "magazine": owned.name,
         }
     else:
-        kind, room = JobKind.SWEEP_SIDELINE, room_of(owned)
-        arguments = ShovelRequest(subscription=owned, selection=SidelineFilter()).to_arguments()
+        kind, room = JobKind.SWEEP_SIDELINE, room_of(owned.subscription)
+        arguments = ShovelRequest(
+            subscription=owned.subscription, selection=SidelineFilter()
+        ).to_arguments()
     async with change.transaction() as connection:
         job = await job_records.request_job(
             connection,
@@ -186,9 +201,13 @@ async def _list_owners(
     )
     async with transaction(services.engine) as connection:
         if name is None:
-            found += await list_sidelined_subscriptions(
+            sidelined = await list_sidelined_subscriptions(
                 connection, principal, before=after, limit=limit
             )
+            found += [
+                SidelineMagazine(subscription=identity, subscription_name=subscription_name)
+                for identity, subscription_name in sidelined
+            ]
         left = limit - len(found)
         if left <= 0:
             return found
@@ -209,7 +228,7 @@ def _position_text(owner: MagazineOwner) -> str:
     return (
         f"{_QUEUE_POSITION_PREFIX}{owner.name}"
         if isinstance(owner, HandlerQueueMagazine)
-        else str(owner)
+        else str(owner.subscription)
     )
 
 
@@ -217,7 +236,8 @@ async def _find_owner(services: ApiServices, principal: Principal, name: str) ->
     identity = name.removeprefix(_SUBSCRIPTION_PREFIX).removesuffix(SIDELINE_SUFFIX)
     async with transaction(services.engine) as connection:
         if is_id(identity) and name == sideline_magazine_name(SubscriptionId(identity)):
-            return (await find_subscription(connection, principal, SubscriptionId(identity))).id
+            found = await find_subscription(connection, principal, SubscriptionId(identity))
+            return SidelineMagazine(subscription=found.id, subscription_name=found.name)
         try:
             queue = await find_queue(
                 connection, principal.organisation_id, name.removesuffix(SIDELINE_SUFFIX)
@@ -228,21 +248,21 @@ async def _find_owner(services: ApiServices, principal: Principal, name: str) ->
 
 
 async def _to_response(services: ApiServices, owner: MagazineOwner) -> MagazineResponse:
-    name = owner.name if isinstance(owner, HandlerQueueMagazine) else sideline_magazine_name(owner)
     oldest_at = expected = None
     try:
         magazine = await services.magazines.open(
-            owner.stored_name if isinstance(owner, HandlerQueueMagazine) else name
+            owner.stored_name if isinstance(owner, HandlerQueueMagazine) else owner.name
         )
         state = await magazine.state()
         if isinstance(owner, HandlerQueueMagazine):
             oldest_at = await _oldest_loaded_at(magazine)
     except MagazineMissingError:
-        state = MagazineState(name=name, shards=(), swept=0)
-    if not isinstance(owner, HandlerQueueMagazine):
+        state = MagazineState(name=owner.name, shards=(), swept=0)
+    if isinstance(owner, SidelineMagazine):
+        subscription, room = owner.subscription, room_of(owner.subscription)
         async with transaction(services.engine) as connection:
-            expected = await sideline_count(connection, room_of(owner), owner, SidelineFilter())
-            oldest_at = await oldest_sidelined(connection, room_of(owner), owner)
+            expected = await sideline_count(connection, room, subscription, SidelineFilter())
+            oldest_at = await oldest_sidelined(connection, room, subscription)
     counters = CountersResponse(
         **{
             field: sum(getattr(shard, field) for shard in state.shards)
@@ -251,8 +271,9 @@ async def _to_response(services: ApiServices, owner: MagazineOwner) -> MagazineR
         swept=state.swept,
     )
     return MagazineResponse(
-        name=name,
-        subscription_id=None if isinstance(owner, HandlerQueueMagazine) else owner,
+        name=owner.name,
+        subscription_id=owner.subscription if isinstance(owner, SidelineMagazine) else None,
+        subscription_name=owner.subscription_name if isinstance(owner, SidelineMagazine) else None,
         queue=owner.queue.name if isinstance(owner, HandlerQueueMagazine) else None,
         depth=state.depth,
         expected=expected,

@@ -76,6 +76,7 @@ class Decide(Struct, forbid_unknown_fields=True, kw_only=True):
 class HistoryResponse(Struct, kw_only=True):
     """Describe one change of a subscription; `key_id` only to the organisation of that key.
 
+    `key_name` is null where that key is gone, and for a restricted key that asks about another one.
     `snapshot` is what the subscription looked like then, without secrets.
     """
 
@@ -86,6 +87,7 @@ class HistoryResponse(Struct, kw_only=True):
     organisation_id: str | None
     organisation: str | None
     key_id: str | None
+    key_name: str | None
     application: str | None
     reason: str | None
     snapshot: dict[str, Any]
@@ -376,7 +378,11 @@ async def list_history(
     async with transaction(services.engine) as connection:
         found = await records.find_visible_subscription(connection, principal, identity)
         entries = await states.list_history(
-            connection, found, before=_position(page.after), limit=page.fetch_limit
+            connection,
+            found,
+            reader=principal.organisation_id,
+            before=_position(page.after),
+            limit=page.fetch_limit,
         )
     is_own = found.organisation_id == principal.organisation_id
     return page.respond(
@@ -409,7 +415,10 @@ def _to_history(
     fields = {name: getattr(entry, name) for name in HistoryResponse.__struct_fields__}
     fields["snapshot"] = dict(entry.snapshot)
     if entry.organisation_id != principal.organisation_id:
-        fields["key_id"] = None
+        fields["key_id"] = fields["key_name"] = None
+    is_whole = not principal.restrictions and not principal.is_portal
+    if not is_whole and entry.key_id != principal.key_id:
+        fields["key_name"] = None
     if not is_own:
         # A filter may name what only the subscriber looks for.
         fields["snapshot"].pop("filter", None)

@@ -1,7 +1,7 @@
 """Serve `/v1/usage`: what was published and delivered, by the hour or day."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
@@ -19,6 +19,7 @@ from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import parse_id, parse_time
 from rooms.db.connection import transaction
+from rooms.db.connection_shares import wait_for_share
 from rooms.db.usage.count import complete_until
 from rooms.db.usage.read import Position, UsageQuery, list_usage, position_of
 from rooms.domain.ids import OrganisationId
@@ -284,9 +285,13 @@ async def _csv_rows(
     columns = UsageResponse.__struct_fields__
     yield csv_lines([columns])
     after: Position | None = None
-    while True:
+
+    async def read() -> Sequence[UsageRow]:
         async with transaction(services.engine) as connection:
-            found = await list_usage(connection, query, after=after, limit=_EXPORT_BATCH)
+            return await list_usage(connection, query, after=after, limit=_EXPORT_BATCH)
+
+    while True:
+        found = await wait_for_share(read)
         if found:
             responses = [_to_response(row, query.per, complete) for row in found]
             yield csv_lines([getattr(one, name) for name in columns] for one in responses)

@@ -38,6 +38,7 @@ _COLUMNS = {
     "organisation": "organisation",
     "application": "application",
     "reason": "reason",
+    "key": "key_name",
 }
 
 

@@ -1,6 +1,7 @@
 """Call the service's API, and translate its answers and failures into values and CliErrors."""
 
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from json import dumps
 from math import isfinite
@@ -14,8 +15,13 @@ from rooms.cli.errors import CliError, ProblemError, UnreachableError
 
 MAX_PAGE = 200
 _TIMEOUT_S = 30.0
+_EXPORT_TIMEOUT_S = 90.0
+"""The service itself waits nearly a minute for a part of an export."""
 _CONNECT_TIMEOUT_S = 5.0
 _SUCCESS = range(200, 300)
+_TOO_MANY = 429
+_MAX_WAITS = 5
+_MAX_WAIT_S = 60.0
 
 
 class ApiClient:
@@ -111,12 +117,14 @@ class ApiClient:
         if rest:
             yield rest.decode()
 
-    def stream_bytes(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
+    def stream_bytes(
+        self, path: str, params: Mapping[str, Any], *, timeout_s: float = _TIMEOUT_S
+    ) -> Iterator[bytes]:
         """Yield a streamed answer as it comes.
 
-        Raise UnreachableError after 30 s without data, and where the answer breaks off.
+        Raise UnreachableError after `timeout_s` without data, and where the answer breaks off.
         """
-        timeout = httpx.Timeout(_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
         sent = {name: value for name, value in params.items() if value is not None}
         try:
             with self._http.stream("GET", path, params=sent, timeout=timeout) as answer:
@@ -128,6 +136,10 @@ class ApiClient:
             raise UnreachableError(self._unreachable_message(exc)) from exc
         except httpx.HTTPError as exc:
             raise UnreachableError(f"{self.url} closed the connection: {exc}") from exc
+
+    def stream_export(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield an exported file as it comes, as `stream_bytes` does."""
+        return self.stream_bytes(path, params, timeout_s=_EXPORT_TIMEOUT_S)
 
     def call(self, method: str, path: str, **extra: Any) -> Any:
         """Send a request and return the decoded JSON of its answer, or None if it has no body."""
@@ -155,7 +167,7 @@ class ApiClient:
         page = self.call("GET", path, params={**given, "limit": limit, "cursor": cursor})
         items, following = list(page["items"]), page.get("next_cursor")
         while whole and following:
-            page = self.call("GET", path, params={**given, "limit": MAX_PAGE, "cursor": following})
+            page = self._next_page(path, given, following)
             items += page["items"]
             following = page.get("next_cursor")
         return {"items": items, "next_cursor": following}
@@ -164,15 +176,24 @@ class ApiClient:
         self, path: str, params: Mapping[str, Any] | None = None
     ) -> Iterator[dict[str, Any]]:
         """Yield every item of a list, page by page."""
-        cursor = None
-        while True:
-            page = self.call(
-                "GET", path, params={**(params or {}), "limit": MAX_PAGE, "cursor": cursor}
-            )
+        given = dict(params or {})
+        page = self.call("GET", path, params={**given, "limit": MAX_PAGE})
+        yield from page["items"]
+        while cursor := page.get("next_cursor"):
+            page = self._next_page(path, given, cursor)
             yield from page["items"]
-            cursor = page.get("next_cursor")
-            if not cursor:
-                return
+
+    def _next_page(self, path: str, params: Mapping[str, Any], cursor: str) -> Any:
+        """Return a later page of a list; where it is refused for now, wait and ask again."""
+        given = {**params, "limit": MAX_PAGE, "cursor": cursor}
+        for _ in range(_MAX_WAITS):
+            try:
+                return self.call("GET", path, params=given)
+            except ProblemError as exc:
+                if exc.status != _TOO_MANY:
+                    raise
+                time.sleep(min(max(exc.retry_after_s or 1.0, 1.0), _MAX_WAIT_S))
+        return self.call("GET", path, params=given)
 
     def _unreachable_message(self, exc: httpx.ConnectError) -> str:
         hint = (

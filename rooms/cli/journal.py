@@ -130,7 +130,7 @@ def export(
             "format": file_format,
             "organisation_id": _organisation_id(client, organisation),
         }
-        chunks = client.stream_bytes("/journal/export", params)
+        chunks = client.stream_export("/journal/export", params)
         if out is None:
             for chunk in chunks:
                 sys.stdout.buffer.write(chunk)

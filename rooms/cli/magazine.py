@@ -8,7 +8,14 @@ from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.job import follow_job, raise_if_failed
 from rooms.cli.options import Paging, paging_options, path_segment
 
-_COLUMNS = {"name": "name", "depth": "depth", "expected": "expected", "oldest": "oldest_at"}
+_COLUMNS = {
+    "name": "name",
+    "subscription": "subscription_name",
+    "queue": "queue",
+    "depth": "depth",
+    "expected": "expected",
+    "oldest": "oldest_at",
+}
 _SHARD_COLUMNS = (
     "shard",
     "load_pointer",

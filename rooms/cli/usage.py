@@ -129,7 +129,8 @@ def export(
 ) -> None:
     """Export counts as CSV. A file appears under its name only when it is complete."""
     with session.client() as client:
-        chunks = client.stream_bytes("/usage/export", _params(client, by, organisation, **others))
+        params = _params(client, by, organisation, **others)
+        chunks = client.stream_export("/usage/export", params)
         if out is None:
             for chunk in chunks:
                 sys.stdout.buffer.write(chunk)

@@ -1,20 +1,23 @@
-"""Name what the API calls by a code - states, reasons, steps, jobs - in words of the catalogue."""
+"""Name what the API calls by a code, such as states and actions, in words of the catalogue."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rooms.api.readiness import PARTS
+from rooms.api.search import SearchField, SearchKind
+from rooms.console.actions import ACTIONS
 from rooms.db.catalog.subscription_states import SubscriptionAction
 from rooms.domain.attempt import ErrorClass
 from rooms.domain.job import JobKind, JobState
 from rooms.domain.journal import ActorKind, Outcome
-from rooms.domain.sharing import OrganisationStatus
+from rooms.domain.sharing import OrganisationStatus, ReapprovalField
 from rooms.domain.state_machine import LogKind, Reason, State, SubscriptionStatus
 from rooms.domain.throttle import CircuitState
 
 _ENUMS: Final = (
     *(State, Reason, LogKind, SubscriptionStatus, SubscriptionAction, OrganisationStatus),
-    *(JobKind, JobState, CircuitState, ErrorClass, Outcome, ActorKind),
+    *(JobKind, JobState, CircuitState, ErrorClass, Outcome, ActorKind, SearchKind, SearchField),
+    ReapprovalField,
 )
 _ERRORS: Final = frozenset(one.value for one in ErrorClass)
 _WORDS: Final[Mapping[str, str]] = {
@@ -30,14 +33,34 @@ _WORDS: Final[Mapping[str, str]] = {
     ErrorClass.TOO_LARGE: "answer too large",
     ErrorClass.STATUS: "status",
     ErrorClass.REDIRECT: "redirected",
+    SearchField.CALLER_ID: "id of the publisher",
+    ReapprovalField.PUSH_URL: "address of the webhook",
 }
 """Words for codes that say less than words can."""
 _FIELDS: Final = (
     *("since", "until", "days", "rate_per_s", "concurrency", "max_shovels", "repair", "queue"),
     *("moved", "shard", "load_pointer", "fire_pointer", "sweep_pointer", "epoch", "loaded"),
     *("fired", "reloaded", "sent_again"),
+    *("reason", "error", "delivery_id", "target"),
 )
-"""Names in the arguments and results of jobs, and in the shards of magazines."""
+"""Names in the arguments and results of jobs, in the shards of magazines, and of filters."""
+_ANALYSED: Final[Mapping[str, str]] = {
+    "room_id": "room",
+    "target_host": "host",
+    "network": "network",
+    "event_type": "event type",
+    "event_version": "version of the event type",
+    "worker": "worker",
+    "worker_host": "machine of the worker",
+    "worker_version": "version of the worker",
+    "error_class": "error",
+    "http_status": "HTTP status",
+    "policy_version": "version of the settings",
+    "shared": "shared",
+    "single": "single",
+    "chronic": "chronic",
+}
+"""Attributes of attempts that the analysis compares, and kinds of incidents."""
 TERMS: Final[Mapping[str, str]] = {
     code: _WORDS.get(code, code.replace("_", " "))
     for code in (
@@ -45,7 +68,7 @@ TERMS: Final[Mapping[str, str]] = {
         *(*PARTS, "relay", "up", "down"),
         *_FIELDS,
     )
-}
+} | {**_ANALYSED, **ACTIONS}
 """The text in the catalogue, by the code of the API."""
 
 

@@ -5,10 +5,10 @@ others, readiness and the look-up of keys would wait behind them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from rooms.domain.ids import OrganisationId
@@ -18,6 +18,10 @@ WAIT_S: Final = 10.0
 """Seconds for which a query waits for a connection of its organisation's share."""
 MAX_SHARED: Final = 16
 """Connections for all shares together: readiness, keys and routes keep the others."""
+MAX_TRIES: Final = 5
+"""Times that a part of an answer is read: less than a minute, after which proxies give up."""
+
+T = TypeVar("T")
 
 
 class ConnectionShare:
@@ -112,3 +116,19 @@ async def hold_share() -> AsyncIterator[None]:
         finally:
             # A generator may be closed in another context, where a token would not be valid.
             _current.set(share)
+
+
+async def wait_for_share(
+    read: Callable[[], Awaitable[T]], *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> T:
+    """Return what `read` returns; where its organisation's share is in use, wait and read again.
+
+    For the later parts of an answer that has begun, and so cannot be refused any more.
+    RateLimitedError: the share was in use each time, and the answer must break off.
+    """
+    for _ in range(MAX_TRIES - 1):
+        try:
+            return await read()
+        except RateLimitedError as exc:
+            await sleep(exc.retry_after_s)
+    return await read()

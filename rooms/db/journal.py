@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
 from rooms.db.connection import transaction
+from rooms.db.connection_shares import wait_for_share
 from rooms.db.statement_parts import rows_as_json
 from rooms.db.tables.journal import journal, journal_heads
 from rooms.db.tables.organisations import organisations
@@ -212,12 +213,16 @@ async def read_batches(
 ) -> AsyncIterator[Sequence[ChainedEntry]]:
     """Yield a chain in the order of its numbers, some entries a transaction.
 
-    StorageUnavailableError, StorageRefusedError.
+    StorageUnavailableError, StorageRefusedError, RateLimitedError.
     """
     after = 0
-    while True:
+
+    async def read() -> Sequence[ChainedEntry]:
         async with transaction(engine) as connection:
-            found = await read_chain(connection, organisation, after=after, limit=_READ_BATCH)
+            return await read_chain(connection, organisation, after=after, limit=_READ_BATCH)
+
+    while True:
+        found = await wait_for_share(read)
         if found:
             yield found
             after = found[-1].seq

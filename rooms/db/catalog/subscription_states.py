@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import or_, select, tuple_
+from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
@@ -24,7 +24,7 @@ from rooms.db.catalog.subscriptions import (
 )
 from rooms.db.operational.outbox import add_event
 from rooms.db.statement_parts import insert_from_json, rows_as_json
-from rooms.db.tables.organisations import organisations
+from rooms.db.tables.organisations import api_keys, organisations
 from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, first_id
 from rooms.domain.operational_event import OperationalEvent
@@ -90,6 +90,8 @@ class HistoryEntry:
     organisation_id: OrganisationId | None
     organisation: str | None
     key_id: KeyId | None
+    key_name: str | None
+    """None where the key is gone, or of another organisation than the reader."""
     application: str | None
     reason: str | None
     snapshot: Mapping[str, Any]
@@ -340,14 +342,23 @@ async def list_history(
     connection: AsyncConnection,
     subscription: Subscription,
     *,
+    reader: OrganisationId,
     before: tuple[datetime, str] | None,
     limit: int,
 ) -> Sequence[HistoryEntry]:
-    """Return the entries of a subscription, newest first."""
+    """Return the entries of a subscription, newest first, with the names of the reader's keys."""
     table = subscription_history
     statement = (
-        select(table, organisations.c.name.label("organisation"))
+        select(
+            table,
+            organisations.c.name.label("organisation"),
+            api_keys.c.name.label("key_name"),
+        )
         .outerjoin(organisations, organisations.c.id == table.c.organisation_id)
+        .outerjoin(
+            api_keys,
+            and_(api_keys.c.id == table.c.key_id, api_keys.c.organisation_id == reader),
+        )
         .where(
             table.c.room_id == subscription.room_id,
             table.c.subscription_id == subscription.id,
@@ -366,6 +377,7 @@ async def list_history(
             organisation_id=row["organisation_id"],
             organisation=row["organisation"],
             key_id=row["key_id"],
+            key_name=row["key_name"],
             application=row["application"],
             reason=row["reason"],
             snapshot=row["snapshot"],

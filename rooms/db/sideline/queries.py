@@ -322,10 +322,13 @@ async def oldest_sidelined(
 
 async def list_sidelined_subscriptions(
     connection: AsyncConnection, principal: Principal, *, before: str | None, limit: int
-) -> Sequence[SubscriptionId]:
-    """Return the principal's subscriptions that have a sideline magazine, newest first."""
+) -> Sequence[tuple[SubscriptionId, str]]:
+    """Return ids and names of the subscriptions that have a sideline magazine, newest first.
+
+    Those of the principal only.
+    """
     statement = (
-        select(subscriptions.c.id)
+        select(subscriptions.c.id, subscriptions.c.name)
         .join(rooms, rooms.c.id == subscriptions.c.room_id)
         .where(
             subscriptions.c.organisation_id == principal.organisation_id,
@@ -342,9 +345,8 @@ async def list_sidelined_subscriptions(
         statement = statement.where(rooms.c.id.in_(principal.rooms))
     if principal.subscriptions is not None:
         statement = statement.where(subscriptions.c.id.in_(principal.subscriptions))
-    return [
-        SubscriptionId(identity) for identity in (await connection.execute(statement)).scalars()
-    ]
+    rows = (await connection.execute(statement)).all()
+    return [(SubscriptionId(identity), name) for identity, name in rows]
 
 
 def _sidelined(row: RowMapping) -> SidelinedDelivery:

@@ -5,6 +5,7 @@ so both lists are those of the organisations, which the platform reads.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -29,6 +30,7 @@ from rooms.api.govstack.management.delegation import (
 from rooms.api.govstack.operations import Reply, problem
 from rooms.api.pagination import MAX_LIMIT
 from rooms.api.params import IdPath
+from rooms.db.connection_shares import wait_for_share
 from rooms.domain.sharing import Organisation
 from rooms.errors import ConflictError, FieldProblem, InvalidError
 
@@ -81,13 +83,14 @@ def export_route(
 
 
 async def _pages(call: MemberCall, handler: Any) -> AsyncIterator[Page]:
-    cursor: str | None = None
-    while True:
-        page = await call.answer(handler, limit=MAX_LIMIT, cursor=cursor)
+    page = await call.answer(handler, limit=MAX_LIMIT, cursor=None)
+    yield page.items
+    while page.next_cursor is not None:
+        # The answer has begun, and cannot be refused any more.
+        page = await wait_for_share(
+            partial(call.answer, handler, limit=MAX_LIMIT, cursor=page.next_cursor)
+        )
         yield page.items
-        cursor = page.next_cursor
-        if cursor is None:
-            return
 
 
 async def _array(

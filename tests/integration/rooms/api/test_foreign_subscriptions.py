@@ -156,6 +156,7 @@ async def test_the_history_names_actors_and_shows_nothing_secret(api: Api) -> No
         for step, (_, _, actor, _) in zip(steps, expected, strict=True):
             assert (step["organisation_id"], step["organisation"]) == (actor.id, actor.name)
             assert (step["key_id"] is not None) == (actor == reader)
+            assert (step["key_name"] is not None) == (actor == reader)
         versions = [one["snapshot"]["version"] for one in steps]
         assert versions == sorted(versions)
         assert [one["snapshot"]["target"] for one in steps][3:5] == [
@@ -435,3 +436,15 @@ async def test_what_is_not_approved_or_has_ended_replays_nothing(api: Api) -> No
     assert (await act(api, owner, made["id"], "terminate")).status_code == 200
     answer = await api.call("POST", path, subscriber.key, json=since)
     assert answer.status_code == 409, answer.text
+
+
+async def test_a_restricted_key_reads_no_names_of_other_keys_in_a_history(api: Api) -> None:
+    room = (await api.room())["id"]
+    made = await api.subscription(room)
+    body = {"name": "narrow", "scopes": ["view"], "rooms": [room]}
+    narrow = (await api.made("/keys", body))["key"]
+    for key, name in (("admin", "admin"), (narrow, None)):
+        answer = await api.call("GET", f"/subscriptions/{made['id']}/history", key)
+        (step,) = answer.json()["items"]
+        assert step["key_id"] is not None
+        assert step["key_name"] == name

@@ -112,10 +112,10 @@ async def test_findings_are_shown_with_their_age(browser: Browser, things: dict[
         "": [
             "crm",
             "4 of 5 attempts",
-            "http status",
+            "HTTP status",
             "open",
             "3 late, 1 sidelined",
-            "policy version 4",
+            "version of the settings 4",
         ],
         "/reconciliation": ["orders", "lost or missing"],
         "/ages": ["crm", "orders", "stuck", "1 d 1 h"],
@@ -128,6 +128,9 @@ async def test_findings_are_shown_with_their_age(browser: Browser, things: dict[
         assert all(word in page.text for word in words), (name, page.text)
         assert "<script>alert" not in page.html
     assert SHOWN in (await browser.get(PATH)).html
+    german = await browser.get(PATH, **{"Accept-Language": "de"})
+    for text in ("HTTP-Status http_status", "Version der Einstellungen 4", "gemeinsam"):
+        assert text in german.text
     assert (
         "No incident fits" in (await browser.get(f"{PATH}?subscription_id={things['shop']}")).text
     )

@@ -82,3 +82,15 @@ async def test_an_auditor_reads_no_other_journal(browser: Browser) -> None:
     for path in (PATH, f"{PATH}/verify", f"{PATH}/export"):
         assert (await browser.get(f"{path}?organisation_id={other}")).status == 403
         assert (await browser.get(f"{path}?organisation_id=*")).status == 403
+
+
+async def test_actions_are_in_the_language_of_the_reader_and_have_their_code(
+    browser: Browser,
+) -> None:
+    await browser.api.room()
+    await browser.sign_in("auditor")
+    english = (await browser.get(f"{PATH}?action=create_room")).text
+    assert "create room create_room" in english
+    page = await browser.get(f"{PATH}?action=create_room", **{"Accept-Language": "de"})
+    assert "Raum anlegen create_room" in page.text
+    assert "create room" not in page.text

@@ -91,11 +91,28 @@ async def test_magazines_are_listed_and_swept(browser: Browser) -> None:
     name = f"subscription-{subscription['id']}_SIDELINE"
     listed = await browser.get("/console/magazines")
     assert f"/console/magazines/{name}" in listed.links
+    sideline = f"/console/subscriptions/{subscription['id']}/sideline"
+    assert f'<th scope="row"><a href="{sideline}"><bdi>sub</bdi></a></th>' in listed.html
     page = await browser.get(f"/console/magazines/{name}")
+    assert "<h1>Sideline of <bdi>sub</bdi></h1>" in page.html
+    assert sideline in page.links
+    assert name in page.text  # for commands
     job = await browser.submit(page, f"/console/magazines/{name}/sweep")
     found = (await browser.api.call("GET", job.path.removeprefix("/console"))).json()
     assert found["kind"] == "sweep_sideline"
     assert "Cancel this job" not in job.text
+
+
+async def test_magazines_of_a_queue_are_named_by_what_is_in_them(browser: Browser) -> None:
+    await browser.api.made("/queues", {"name": "mails", "shards": 1})
+    await browser.sign_in("operator")
+    listed = await browser.get("/console/magazines")
+    assert "mails Queue mails" in listed.text
+    assert "mails Failed messages mails_SIDELINE" in listed.text
+    page = await browser.get("/console/magazines/mails_SIDELINE")
+    assert "<h1>Failed messages of <bdi>mails</bdi></h1>" in page.html
+    assert "/console/queues/mails" in page.links
+    assert "<h1>Queue <bdi>mails</bdi></h1>" in (await browser.get("/console/magazines/mails")).html
 
 
 @pytest.mark.parametrize("action", ["queues/mails/purge", "magazines/mails/sweep"])

@@ -42,6 +42,15 @@ async def test_nothing_of_others_is_found(browser: Browser) -> None:
         assert "Nothing that you may see" in page.text
 
 
+async def test_kinds_are_in_the_language_of_the_reader(browser: Browser) -> None:
+    await published(browser.api, business_key="case-1")
+    await browser.sign_in("viewer")
+    page = await browser.get("/console/search?q=case-1", **{"Accept-Language": "de"})
+    assert "Nachricht Geschäftsschlüssel" in page.text
+    page = await browser.get("/console/search?q=bill", **{"Accept-Language": "de"})
+    assert "billing Abonnement Name" in page.text
+
+
 @pytest.mark.parametrize("text", ["", "  ", HOSTILE, "x" * 10_000])
 async def test_odd_text_is_only_text(browser: Browser, text: str) -> None:
     await browser.sign_in("viewer")

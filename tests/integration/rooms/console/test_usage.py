@@ -2,9 +2,14 @@
 
 import csv
 import io
+from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.api import usage
+from rooms.db.usage.read import list_usage
+from rooms.errors import RateLimitedError
 from tests.integration.rooms.api.test_usage import counted
 from tests.integration.rooms.console.browser import Browser
 from tests.integration.rooms.console.platform_key import sign_in_platform
@@ -94,3 +99,40 @@ async def test_the_platform_reads_the_usage_of_all(browser: Browser) -> None:
     assert "default" in page.text
     page = await browser.get(f"{PATH}?organisation_id={own}")
     assert "no limit" in page.text
+
+
+class Refusals:
+    """Refuse to read the later parts of an export so often, one row a part."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        self._read, self._left = list_usage, count
+        monkeypatch.setattr(usage, "_EXPORT_BATCH", 1)
+        monkeypatch.setattr(usage, "list_usage", self)
+
+    async def __call__(self, connection: AsyncConnection, query: Any, **page: Any) -> Any:
+        if page["after"] is not None and self._left:
+            self._left -= 1
+            raise RateLimitedError("others use the connections", retry_after_s=0)
+        return await self._read(connection, query, **page)
+
+
+@pytest.mark.usefixtures("room")
+async def test_an_export_waits_where_its_later_parts_are_refused_for_now(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await browser.sign_in("viewer")
+    whole = (await browser.http.get(f"{PATH}/export?by=event_type")).text
+    assert len(whole.splitlines()) == 3
+    Refusals(monkeypatch, 2)
+    assert (await browser.http.get(f"{PATH}/export?by=event_type")).text == whole
+
+
+@pytest.mark.usefixtures("room")
+async def test_an_export_that_cannot_be_completed_breaks_off(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A browser then reports a failed download: the end of the answer is missing."""
+    await browser.sign_in("viewer")
+    Refusals(monkeypatch, 1000)
+    with pytest.raises(Exception, match="response started"):
+        await browser.http.get(f"{PATH}/export?by=event_type")

@@ -18,7 +18,8 @@ from rooms.domain.journal import (
     to_document,
 )
 from tests.support.cli_runner import Terminal
-from tests.support.fake_api import Answer, FakeRooms, Seen
+from tests.support.fake_api import Answer, FakeRooms, Seen, problem
+from tests.support.sleep_recorder import recorded_pauses
 
 NORTH = OrganisationId("01900000-0000-7000-8000-0000000000a1")
 
@@ -271,3 +272,44 @@ def test_the_table_of_entries_escapes_what_others_wrote(
     fake.journal.append({**chain(1)[0], "reason": "\x1b[2J"})
     assert "\x1b" not in terminal.done("journal", "list")
     assert "\x1b" not in terminal.done("--json", "journal", "list")
+
+
+def serve_pages(fake: FakeRooms, *, refusals: int) -> None:
+    """Serve two pages; the second one is refused so often before it is answered."""
+    documents = chain(2)
+    left = [refusals]
+
+    def interfere(seen: Seen) -> Answer | None:
+        if seen.path != "/v1/journal":
+            return None
+        if "cursor" not in seen.query:
+            return 200, {"items": documents[:1], "next_cursor": "second"}
+        if left[0]:
+            left[0] -= 1
+            fake.headers["Retry-After"] = "7"
+            return problem(429, "Too many requests", "an organisation has 8 at a time")
+        return 200, {"items": documents[1:], "next_cursor": None}
+
+    fake.interfere = interfere
+
+
+def test_a_later_page_that_is_refused_for_now_is_asked_for_again(
+    terminal: Terminal, fake: FakeRooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = recorded_pauses(monkeypatch, "rooms.cli.client")
+    serve_pages(fake, refusals=2)
+    listed = terminal.json("journal", "list", "--all")["items"]
+    assert [one["seq"] for one in listed] == [1, 2]
+    assert pauses == [7, 7]
+
+
+def test_a_list_that_cannot_be_completed_is_an_error_and_no_shorter_list(
+    terminal: Terminal, fake: FakeRooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = recorded_pauses(monkeypatch, "rooms.cli.client")
+    serve_pages(fake, refusals=1000)
+    done = terminal.run("journal", "list", "--all", "--json")
+    assert done.exit_code != 0
+    assert done.stdout == ""
+    assert "8 at a time" in done.stderr
+    assert len(pauses) == 5

@@ -4,7 +4,14 @@ import asyncio
 
 import pytest
 
-from rooms.db.connection_shares import MAX_SHARED, ConnectionShares, hold_share, without_share
+from rooms.db.connection_shares import (
+    MAX_SHARED,
+    MAX_TRIES,
+    ConnectionShares,
+    hold_share,
+    wait_for_share,
+    without_share,
+)
 from rooms.domain.ids import OrganisationId
 from rooms.errors import RateLimitedError
 
@@ -116,3 +123,34 @@ async def test_what_is_for_all_counts_for_no_organisation() -> None:
     async with hold_share():
         tested.shares.enter(FIRST)
         await asyncio.create_task(beside())
+
+
+async def test_a_later_part_of_an_answer_waits_until_its_organisation_is_served_again() -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    refusals = [RateLimitedError("too many", retry_after_s=seconds) for seconds in (1, 3)]
+
+    async def read() -> str:
+        if refusals:
+            raise refusals.pop()
+        return "rows"
+
+    assert await wait_for_share(read, sleep=pause) == "rows"
+    assert pauses == [3, 1]
+
+
+async def test_a_later_part_waits_a_bounded_number_of_times() -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def read() -> None:
+        raise RateLimitedError("too many")
+
+    with pytest.raises(RateLimitedError):
+        await wait_for_share(read, sleep=pause)
+    assert len(pauses) == MAX_TRIES - 1

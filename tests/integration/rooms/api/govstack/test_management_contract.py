@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -10,8 +11,9 @@ import jsonschema_rs
 import pytest
 
 from rooms.api.govstack import callers
+from rooms.api.govstack.management import members as members_module
 from rooms.domain.state_machine import Scope
-from rooms.errors import StorageUnavailableError
+from rooms.errors import RateLimitedError, StorageUnavailableError
 from tests.integration.rooms.api.conftest import make_key
 from tests.integration.rooms.api.govstack.conftest import (
     MADE,
@@ -299,3 +301,24 @@ async def test_limits_and_outages(contract: Contract, monkeypatch: pytest.Monkey
     monkeypatch.setattr(callers, "find_members", away)
     for name in (publish, f"GET {TYPES}", "GET /api/export/rooms/{roomId}/event-types"):
         await call(name, 503, OWNER, event if name == publish else None)
+
+
+class _Refusing:
+    """Answer with pages of one item; refuse each later one for now, once."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+
+    async def answer(self, _handler: Any, *, limit: int, cursor: str | None) -> Any:
+        assert limit
+        if cursor is not None and cursor not in self.refused:
+            self.refused.add(cursor)
+            raise RateLimitedError("others use the connections", retry_after_s=0)
+        number = int(cursor or 0)
+        return SimpleNamespace(items=[number], next_cursor=str(number + 1) if number < 2 else None)
+
+
+async def test_an_export_waits_where_its_later_pages_are_refused_for_now() -> None:
+    refusing: Any = _Refusing()
+    assert [page async for page in members_module._pages(refusing, None)] == [[0], [1], [2]]
+    assert refusing.refused == {"1", "2"}
