@@ -268,7 +268,7 @@ class GroupCommitter:
                 return
 
     async def _try_commit(self, group: list[_PendingSubmission]) -> Exception | None:
-        """Commit a group. Return an error, which its requests were not told."""
+        """Commit a group. Return an error, which was not reported to its requests."""
         try:
             await self._commit(group)
         except Exception as exc:  # noqa: BLE001 - the callers raise it

@@ -133,7 +133,7 @@ class Publisher:
 
         The answer holds once `settle` is called with None; see `GroupCommitter.submit_nowait`. None
         is returned for everything else, such as a refusal: nothing was submitted, and `publish`
-        has the answer. The same is to be asked where `settle` is called with a conflict.
+        has the answer. Call that one as well where `settle` is called with a conflict.
         """
         table, quotas = self._routing.cached(room_id), self._quotas
         if (

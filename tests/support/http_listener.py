@@ -16,7 +16,8 @@ from rooms.api.server.fast_protocol import FastProtocol
 from rooms.api.server.uvicorn_server import http_config
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
-from rooms.errors import UnauthenticatedError
+from rooms.errors import RoomsError, UnauthenticatedError
+from rooms.publishing.group_commit import Settle
 from rooms.publishing.publisher import PublishResult
 from tests.support.installation import PATIENCE_S
 
@@ -43,6 +44,10 @@ class Service:
     passed_on: int = 0
     """Requests that came by ASGI."""
     published: list[bytes] = field(default_factory=list)
+    failures: list[RoomsError] = field(default_factory=list)
+    """Those of publishes without a task."""
+    settle: Settle = lambda _: None
+    """Ends the last publish without a task."""
     clients: list[tuple[str, int] | None] = field(default_factory=list)
     """Where requests came from."""
     certificates: list[ClientCertificate | None] = field(default_factory=list)
@@ -69,6 +74,39 @@ class Service:
             raise ZeroDivisionError
         await self._wait(body)
         return PublishResult(202, repr((room_id, body, key)).encode(), replayed=body == b"again")
+
+    def find_cached(
+        self,
+        headers: Mapping[bytes, bytes],
+        scopes: tuple[Scope, ...],
+        client: tuple[str, int] | None,
+        certificate: ClientCertificate | None,
+    ) -> Principal | None:
+        """Act as `admit`, but know no key of others."""
+        if headers.get(b"authorization") != b"Bearer ours":
+            return None
+        self.clients.append(client)
+        self.certificates.append(certificate)
+        return Principal(key_id="k", organisation_id="o", scopes=frozenset(scopes))  # type: ignore[arg-type]
+
+    def publish_nowait(
+        self, _: Principal, room_id: int, body: bytes, settle: Settle
+    ) -> bytes | None:
+        """Leave `again` to `publish`, and settle `later` when the test says so."""
+        if body == b"again":
+            return None
+        self.published.append(body)
+        if body == b"bug":
+            raise ZeroDivisionError
+        self.settle = settle
+        if body == b"later":
+            self.waiting.set()
+        else:
+            asyncio.get_running_loop().call_soon(settle, None)
+        return repr((room_id, body, None)).encode()
+
+    def count_failure(self, error: RoomsError) -> None:
+        self.failures.append(error)
 
     async def _wait(self, body: bytes) -> None:
         if body == b"wait":
@@ -113,10 +151,11 @@ class Service:
 class Counting(FastRoutes):
     """Counts what comes by ASGI."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, without_task: bool = False) -> None:
         super().__init__(
             service.rest,
             authenticate=service.admit,
+            authenticate_cached=service.find_cached if without_task else lambda *_: None,
             publisher=service,  # type: ignore[arg-type]
             pull_api=service,
             max_body_bytes=MAX_BODY_BYTES,
@@ -134,7 +173,7 @@ class Plain(FastProtocol):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self._front = None
+        self._fast_routes = None
 
 
 @dataclass
@@ -152,10 +191,14 @@ class Place:
 
 @asynccontextmanager
 async def served(
-    protocol: type[FastProtocol] = FastProtocol, bounds: ConnectionLimits | None = None
+    protocol: type[FastProtocol] = FastProtocol,
+    bounds: ConnectionLimits | None = None,
+    *,
+    without_task: bool = False,
 ) -> AsyncIterator[Place]:
+    """Listen. `without_task`: plain publishes are answered without one."""
     service = Service()
-    config = http_config(Counting(service))
+    config = http_config(Counting(service, without_task=without_task))
     config.load()
     state = ServerState()
     state.default_headers = config.encoded_headers

@@ -8,6 +8,7 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rooms.domain.ids import KeyId, OrganisationId, RoomId, created_ms
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import ConflictError, InvalidError, NotFoundError, TooLargeError
+from rooms.publishing.group_commit import PLAN_CHANGED, CommitOutcome, IdReused
 from rooms.publishing.prepare import SLICE_ROWS
 from rooms.publishing.request import decode_batch
 from rooms.settings import read_settings
@@ -784,3 +786,63 @@ async def test_a_batch_whose_room_changes_while_it_is_prepared_reaches_the_new_s
         assert (await publishing).status == 202
     found = house.run("SELECT count(*) FROM deliveries WHERE subscription_id = %s", added)
     assert found == [(500,)]
+
+
+# Publishes that need no wait
+
+
+async def submitted(
+    desk: Desk, principal: Principal, room: RoomId, body: bytes
+) -> tuple[bytes | None, CommitOutcome | Exception]:
+    """Return the answer of `publish_nowait` and what its commit was settled with."""
+    settled: asyncio.Future[CommitOutcome | Exception] = asyncio.get_running_loop().create_future()
+    answer = desk.publisher.publish_nowait(principal, room, body, settled.set_result)
+    return answer, None if answer is None else await settled
+
+
+async def test_a_publish_that_needs_no_wait_writes_the_same(desk: Desk, house: House) -> None:
+    room = a_room(house, "PUSH", "PULL")
+    first = await send(desk, house, room, a_message())
+    answer, outcome = await submitted(desk, house.principal, room, a_message())
+    assert outcome is None
+    second = json.loads(answer or b"")
+    assert second["destinations"] == first["destinations"]
+    rows = house.run(
+        "SELECT id::text, event_type, fanout, publisher_id::text, publisher_organisation_id,"
+        " application, payload FROM messages ORDER BY id"
+    )
+    assert [row[0] for row in rows] == [first["message_id"], second["message_id"]]
+    assert rows[0][1:] == rows[1][1:]
+    assert house.count("deliveries") == house.count("outbox") == 4
+
+
+async def test_what_needs_more_is_left_to_the_other_way(desk: Desk, house: House) -> None:
+    """Nothing is submitted, and the routes are not known, the message is wrong, or not plain."""
+    room = a_room(house, "PUSH")
+    assert await submitted(desk, house.principal, room, a_message()) == (None, None)
+    await send(desk, house, room, a_message())
+    restricted = replace(house.principal, event_types=("order.*",))
+    other = replace(house.principal, organisation_id=House(house.url).organisation)
+    for principal, body in (
+        (house.principal, b"{"),
+        (house.principal, a_message(event_type="order.unknown")),
+        (house.principal, a_message(payload="x" * 5000)),
+        (house.principal, a_message(signature="e30..c2ln")),
+        (restricted, a_message()),
+        (other, a_message()),
+    ):
+        assert await submitted(desk, principal, room, body) == (None, None), body
+    assert house.count("messages") == 1
+
+
+async def test_a_conflict_of_a_publish_writes_nothing(desk: Desk, house: House) -> None:
+    room = a_room(house, "PUSH")
+    await send(desk, house, room, a_message(id="order-1"))
+    answer, outcome = await submitted(desk, house.principal, room, a_message(id="order-1"))
+    assert answer is not None
+    assert isinstance(outcome, IdReused)
+    house.subscription(room, "PUSH")
+    answer, outcome = await submitted(desk, house.principal, room, a_message())
+    assert answer is not None
+    assert outcome is PLAN_CHANGED
+    assert house.count("messages") == 1

@@ -80,10 +80,21 @@ STEP: Final = 7
 
 
 async def conversation(
-    protocol: type[FastProtocol], pieces: Sequence[bytes], count: int
+    protocol: type[FastProtocol],
+    pieces: Sequence[bytes],
+    count: int,
+    *,
+    without_task: bool = False,
 ) -> tuple[list[tuple[bytes, bytes]], int]:
     """Return the answers to a request in these pieces and to the next one, and the count through ASGI."""
-    async with served(protocol) as place, connected(place) as (reader, writer):
+    async with (
+        served(protocol, without_task=without_task) as place,
+        connected(place) as (reader, writer),
+    ):
+        if without_task:
+            # The first request of a connection takes no short cut.
+            writer.write(post(PUBLISH))
+            await answer_from(reader)
         for piece in pieces:
             writer.write(piece)
             if len(pieces) > 1:
@@ -102,6 +113,8 @@ async def test_both_protocols_answer_alike(name: str) -> None:
     theirs, by_asgi = await conversation(Plain, [request], count)
     ours, passed_on = await conversation(FastProtocol, [request], count)
     assert ours == theirs
+    without_task, _ = await conversation(FastProtocol, [request], count, without_task=True)
+    assert without_task == theirs
     assert all(head for head, _ in ours[:count])
     assert passed_on == MIXED.get(name, 0 if name in WHOLE else by_asgi)
 
