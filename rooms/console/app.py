@@ -1,5 +1,6 @@
 """Assemble the console: every page is registered here, and errors are pages, too."""
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -62,6 +63,7 @@ from rooms.console.page import (
     PAGE_STATE,
     ConsoleParts,
     Page,
+    load_templates,
     make_environment,
     provide_page,
     unsigned_page,
@@ -166,9 +168,21 @@ class Console:
             logging_config=None,
         )
         self._app: App = app
+        self._environment = parts.environment
+        self._loading: asyncio.Task[None] | None = None
         self._headers = _framing(())
         self._portal_headers = _framing(services.settings.frame_ancestors)
         live.app = app
+
+    async def _load_templates(self) -> None:
+        """Load them in a thread at the first request: who never opens the console pays nothing."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(
+                asyncio.to_thread(load_templates, self._environment)
+            )
+        if not self._loading.done():
+            # A page whose template cannot be read reports that itself.
+            await asyncio.wait([self._loading])
 
     def _headers_of(self, path: str) -> Sequence[tuple[bytes, bytes]]:
         return self._portal_headers if is_portal_path(path) else self._headers
@@ -178,6 +192,7 @@ class Console:
         if scope["type"] != "http" or not _is_ours(scope["path"]):
             await self._api(scope, receive, send)
             return
+        await self._load_templates()
 
         async def send_with_headers(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":

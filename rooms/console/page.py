@@ -4,6 +4,7 @@ import gettext
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -286,8 +287,12 @@ def with_query(path: str, present: str, changes: Mapping[str, Any]) -> str:
     return f"{path}?{urlencode(kept)}" if kept else path
 
 
+@cache
 def make_environment() -> Environment:
-    """Return the environment of the templates: everything is escaped, and unknown names fail."""
+    """Return the environment of the templates: everything is escaped, and unknown names fail.
+
+    All consoles of a process share it, since reading and compiling the templates takes a second.
+    """
     environment = Environment(
         loader=PackageLoader("rooms.console"),
         autoescape=True,
@@ -312,6 +317,12 @@ def make_environment() -> Environment:
         {name: macro for name, macro in vars(macros).items() if isinstance(macro, Macro)}
     )
     return environment
+
+
+def load_templates(environment: Environment) -> None:
+    """Read and compile every template, so that no page does it between messages of the service."""
+    for name in environment.list_templates():
+        environment.get_template(name)
 
 
 def _typed(text: object) -> Markup:

@@ -121,6 +121,9 @@ async def serve(
             authenticate=lambda headers, _, client, __: keys.authenticate(
                 headers.get(b"authorization"), client
             ),
+            authenticate_cached=lambda headers, _, client, __: keys.find_cached(
+                headers.get(b"authorization", b""), client
+            ),
             publisher=publisher,
             pull_api=puller,
             max_body_bytes=16 << 20,
