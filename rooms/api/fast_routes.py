@@ -384,11 +384,14 @@ class _PendingPublish:
                 OUTAGES.record_success(REQUESTS_REFUSED, dependency=Dependency.POSTGRESQL)
             self._responder.respond((_ACCEPTED, [_JSON_HEADER], self.content))
         elif isinstance(outcome, Exception):
-            if isinstance(outcome, RoomsError):
-                self._publisher.count_failure(outcome)
-            self._responder.respond(_failure_parts(outcome, self._path))
+            self._responder.run(self._failed(outcome))
         else:
             self._responder.run(self._answer())
+
+    async def _failed(self, error: Exception) -> ResponseParts:
+        if isinstance(error, RoomsError):
+            self._publisher.count_failure(error)
+        return _failure_parts(error, self._path)
 
 
 def _failure_parts(error: Exception, path: str) -> ResponseParts:

@@ -35,6 +35,9 @@ _TIMEOUTS: Final = {
 # A plan for any value does not know how few rows LIMIT leaves, and sorts millions for a page of 50.
 _CUSTOM_PLANS: Final = "-c plan_cache_mode=force_custom_plan"
 
+_WAS_USED: Final = "was used"
+"""The key in the pool's record of a connection; the pool forgets it with the connection."""
+
 Connection = psycopg.AsyncConnection[TupleRow]
 Result = TypeVar("Result")
 
@@ -57,14 +60,16 @@ def open_engine(url: str, *, size: int = 10, statement_timeout_s: int | None = N
     Its errors show no values of statements, which would be in logs then. Every execution is planned
     for its values, unless the URL's options say otherwise.
     """
-    given = make_url(url).query.get("options", "")
+    query = make_url(url).query
+    given = query.get("options", "")
     options = given if isinstance(given, str) else " ".join(given)
+    timeouts = {name: value for name, value in _TIMEOUTS.items() if name not in query}
     own = _CUSTOM_PLANS
     if statement_timeout_s is not None:
         own += f" -c statement_timeout={statement_timeout_s}s"
     engine = create_async_engine(
         sqlalchemy_url(url),
-        connect_args={"options": f"{own} {options}".rstrip()},
+        connect_args={**timeouts, "options": f"{own} {options}".rstrip()},
         pool_size=size,
         max_overflow=size,
         hide_parameters=True,
@@ -73,12 +78,16 @@ def open_engine(url: str, *, size: int = 10, statement_timeout_s: int | None = N
     return engine
 
 
-def _refuse_ended(adapted: Any, *_: object) -> None:
+def _refuse_ended(adapted: Any, record: Any, _: object) -> None:
     """Let the pool replace a connection that the server closed.
 
     An idle connection has nothing to read unless the server said that it ends, or changed a
-    setting. So no statement is needed to find out, other than with `pool_pre_ping`.
+    setting, or keepalives found that it is gone. So no statement is needed to find out, other than
+    with `pool_pre_ping`. A new connection is not asked: its first statement shows what it is worth.
     """
+    if not record.info.setdefault(_WAS_USED, False):
+        record.info[_WAS_USED] = True
+        return
     connection = adapted.driver_connection
     poll = select.poll()
     if not connection.closed:

@@ -290,10 +290,9 @@ class GroupCommitter:
                 self._on_failure()
                 raise
             if not verdict.has_conflict:
-                # First what wakes those that deliver.
                 self._report_commit(submissions)
-                for one in group:
-                    one.settle(None)
+                # Answers are written while PostgreSQL has the next group.
+                self._loop.call_soon(_settle_committed, group)
                 return
             group = [one for one in group if not _resolve_conflict(one, verdict)]
             if not group:
@@ -322,6 +321,11 @@ def _resolve_conflict(one: _PendingSubmission, verdict: InsertConflict) -> bool:
         one.settle(PLAN_CHANGED)
         return True
     return False
+
+
+def _settle_committed(group: Iterable[_PendingSubmission]) -> None:
+    for one in group:
+        one.settle(None)
 
 
 def _fail(group: Iterable[_PendingSubmission], error: Exception) -> None:

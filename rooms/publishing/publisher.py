@@ -134,12 +134,15 @@ class Publisher:
         The answer holds once `settle` is called with None; see `GroupCommitter.submit_nowait`. None
         is returned for everything else, such as a refusal: nothing was submitted, and `publish`
         has the answer. Call that one as well where `settle` is called with a conflict.
+
+        StorageRefusedError: too much waits for its commit.
         """
         table, quotas = self._routing.cached(room_id), self._quotas
         if (
             table is None
             or table.organisation_id != principal.organisation_id
             or principal.is_restricted
+            or table.has_costly_checks
             or (
                 quotas is not None
                 and (principal.quotas is not None or table.quotas is not None or quotas.has_full)
@@ -154,12 +157,19 @@ class Publisher:
             rows = self._preparation.at_once(
                 table, principal, None, [message], refused=_NONE_REFUSED, answered=_NONE_ANSWERED
             )
-            if rows.row_count > LARGE_ROWS:
-                return None
-            rows.started_s, rows.organisation = begun_s, principal.organisation_id
-            self._committer.submit_nowait(rows, settle)
-        except (RoomsError, ChecksPendingError):
+        except ChecksPendingError:
+            table.has_costly_checks = True
             return None
+        except RoomsError:
+            return None
+        rows.started_s, rows.organisation = begun_s, principal.organisation_id
+        is_large = rows.row_count > LARGE_ROWS
+        committer = self._large_committer if is_large else self._committer
+        try:
+            committer.submit_nowait(rows, settle)
+        except StorageRefusedError as exc:
+            self.count_failure(exc)
+            raise
         return rows.answer
 
     def count_failure(self, error: RoomsError) -> None:

@@ -215,6 +215,8 @@ class RoutingTable:
     ) -> None:
         """Build a table. It takes compiled filters of unchanged subscriptions from `previous`."""
         self._max_schema_bytes = max_schema_bytes
+        self.has_costly_checks = False
+        """A message's checks took longer than they may on the loop; set by the publisher."""
         self.room_id = record.room_id
         self.organisation_id: OrganisationId = record.organisation_id
         self.plan_version = record.plan_version

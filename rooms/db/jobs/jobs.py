@@ -348,8 +348,13 @@ class JobQueue:
         if self._memory_s:
             now_s = asyncio.get_running_loop().time()
             if now_s >= self._open_kinds_until:
+                # Others that ask meanwhile take the earlier answer.
                 self._open_kinds_until = now_s + self._memory_s
-                found = await self._writer.run(_OPEN_KINDS, {})
+                try:
+                    found = await self._writer.run(_OPEN_KINDS, {})
+                except BaseException:
+                    self._open_kinds_until = -math.inf
+                    raise
                 self._open_kinds = frozenset(kind for (kind,) in found)
             kinds = [kind for kind in kinds if kind in self._open_kinds]
             if not kinds:

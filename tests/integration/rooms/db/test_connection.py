@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.db.connection import (
@@ -18,7 +18,7 @@ from rooms.db.connection import (
 from rooms.db.queries.deliveries import deliveries_of_subscription
 from rooms.db.queries.messages import ListFilter
 from rooms.domain.ids import RoomId, SubscriptionId
-from rooms.errors import QueryTimeoutError
+from rooms.errors import QueryTimeoutError, StorageUnavailableError
 
 _RUNS = 20
 """psycopg prepares a statement after 5 of them, and PostgreSQL may keep one plan after 5 more."""
@@ -131,6 +131,36 @@ async def test_a_connection_that_the_server_ended_is_replaced(database: str) -> 
         second = await connection.scalar(text("SELECT pg_backend_pid()"))
     await engine.dispose()
     assert second != first
+
+
+async def test_a_new_connection_is_not_asked_whether_it_lives(database: str) -> None:
+    """Two that the server ends at once are errors of their statements, and of nothing else."""
+    engine = open_engine(database, size=1)
+
+    def end(adapted: Any, *_: object) -> None:
+        with psycopg.connect(database) as other:
+            pid = adapted.driver_connection.info.backend_pid
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+    event.listen(engine.sync_engine, "connect", end)
+    with pytest.raises(StorageUnavailableError):
+        async with transaction(engine) as connection:
+            await connection.execute(text("SELECT 1"))
+    await engine.dispose()
+
+
+async def test_a_silent_server_is_given_up_by_the_pool_unless_the_url_says_when(
+    database: str,
+) -> None:
+    joined = "&" if "?" in database else "?"
+    for url, idle in ((database, "5"), (f"{database}{joined}keepalives_idle=77", "77")):
+        engine = open_engine(url, size=1)
+        async with engine.connect() as connection:
+            raw: Any = (await connection.get_raw_connection()).driver_connection
+            found = raw.info.get_parameters()
+        await engine.dispose()
+        assert found["keepalives_idle"] == idle
+        assert found["tcp_user_timeout"] == "15000"
 
 
 async def test_a_healthy_connection_is_kept(database: str) -> None:
