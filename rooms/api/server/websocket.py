@@ -19,6 +19,8 @@ MAX_MESSAGE_BYTES: Final = 256 * 1024
 """The largest message from a client: credit, or at most a thousand ack ids."""
 MAX_FRAGMENTS: Final = 1024
 """The most fragments of one message: empty ones would never reach another bound."""
+SLICE_BYTES: Final = 4096
+"""Bytes that are parsed in one turn of the loop: up to 683 frames, each with an answer."""
 _CLOSE_TOO_BIG: Final = 1009
 
 
@@ -57,8 +59,10 @@ class WebSocket(WebSocketsSansIOProtocol):
         self._organisation: OrganisationId | None = None
         self._write_stall: tuple[int, float] | None = None
         self._write_resumes = 0
-        self._early_data = b""
-        """Bytes that came before the handshake was answered."""
+        self._unread = b""
+        """Bytes that came, and that a later turn of the loop parses."""
+        self._is_turn_planned = self._waits_for_turn = False
+        """A turn is planned; nothing more is read from the socket until everything is parsed."""
 
     def attach(self, registry: ConnectionRegistry, organisation: OrganisationId | None) -> None:
         """Count this connection in the registry from now on."""
@@ -121,22 +125,57 @@ class WebSocket(WebSocketsSansIOProtocol):
         super().resume_writing()
         if not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
+            self._plan_turn()
 
     def data_received(self, data: bytes) -> None:
-        """Keep input before the handshake is answered: uvicorn only reads frames after it."""
-        if self.handshake_initiated and not self.handshake_complete:
-            self._early_data += data
-            self.transport.pause_reading()
-            return
-        super().data_received(data)
+        """Parse a slice at a time; tiny frames would keep the loop for a second.
 
-    def _read_early_data(self) -> None:
-        if not self._early_data or self.transport.is_closing():
+        Input before the handshake is answered is kept: uvicorn only reads frames after it.
+        """
+        self._unread += data
+        if not self._is_turn_planned:
+            self._parse_slice()
+
+    def _plan_turn(self) -> None:
+        if self._unread and not self._is_turn_planned:
+            self._is_turn_planned = True
+            self.loop.call_soon(self._parse_slice)
+
+    def _parse_slice(self) -> None:
+        self._is_turn_planned = False
+        if self.transport.is_closing():
+            self._unread = b""
             return
-        early, self._early_data = self._early_data, b""
-        super().data_received(early)
-        if not self.read_paused and not self.transport.is_closing():
-            self.transport.resume_reading()
+        if self.handshake_initiated and not self.handshake_complete:
+            self._wait_for_turn()
+            return
+        # Whatever pauses reading plans the next turn when it ends.
+        if not self._may_read():
+            return
+        data, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
+        super().data_received(data)
+        if self._unread:
+            self._wait_for_turn()
+            self._plan_turn()
+        elif self._waits_for_turn:
+            self._waits_for_turn = False
+            if self._may_read():
+                self.transport.resume_reading()
+
+    def _may_read(self) -> bool:
+        return not self.read_paused and self.writable.is_set() and not self.transport.is_closing()
+
+    def _wait_for_turn(self) -> None:
+        self._waits_for_turn = True
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    async def receive(self) -> Any:
+        """Return the next message; what waited behind it is parsed."""
+        message = await super().receive()
+        if not self.read_paused:
+            self._plan_turn()
+        return message
 
     def handle_parser_exception(self) -> None:
         """End the stream; before its handshake, close the connection."""
@@ -159,6 +198,6 @@ class WebSocket(WebSocketsSansIOProtocol):
             message = {**message, "headers": [*message["headers"], *self.config.encoded_headers]}
         await super().send(message)
         if message["type"] == "websocket.accept":
-            self._read_early_data()
+            self._plan_turn()
         elif message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True  # or uvicorn logs each refusal as an error

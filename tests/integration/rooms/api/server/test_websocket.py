@@ -18,7 +18,7 @@ from rooms.api.fast_routes import Receive, Send
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.responses import SECURITY_HEADERS
 from rooms.api.server.uvicorn_server import http_config
-from rooms.api.server.websocket import MAX_FRAGMENTS, MAX_MESSAGE_BYTES
+from rooms.api.server.websocket import MAX_FRAGMENTS, MAX_MESSAGE_BYTES, SLICE_BYTES, WebSocket
 from rooms.domain.principal import Principal
 from tests.support.installation import PATIENCE_S
 from tests.support.pull_service import until
@@ -148,6 +148,30 @@ async def test_a_message_of_empty_fragments_without_end_ends_its_stream() -> Non
         answer = await reader.read()
         assert answer[:1] == b"\x88"
         assert struct.unpack("!H", answer[2:4]) == (1009,)
+
+
+async def test_tiny_frames_do_not_keep_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a read of 256 KiB, which holds 40,000 empty pings, is parsed in many turns."""
+    pings = 0
+
+    def count(protocol: WebSocket) -> None:
+        nonlocal pings
+        pings += 1
+        protocol.conn.data_to_send()  # else the answers would pause reading
+
+    monkeypatch.setattr(WebSocket, "handle_ping", count)
+    most, last = 0, 0
+    async with served() as place, raw(place) as (reader, writer):
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(frame(9, b"") * 40_000 + frame(1, b"behind"))
+        async with asyncio.timeout(PATIENCE_S):
+            while pings < 40_000:
+                await asyncio.sleep(0)
+                most, last = max(most, pings - last), pings
+            assert await reader.readexactly(3) == b"\x81\x016"
+    # Of one turn: a slice of what was kept, and one of what was just read.
+    assert 0 < most <= 2 * (SLICE_BYTES // len(frame(9)) + 1)
 
 
 async def test_pings_of_a_client_that_does_not_read_are_not_read_either() -> None:
