@@ -85,7 +85,7 @@ def _refuse_ended(adapted: Any, record: Any, _: object) -> None:
     setting, or keepalives found that it is gone. So no statement is needed to find out, other than
     with `pool_pre_ping`. A new connection is not asked: its first statement shows what it is worth.
     """
-    if not record.info.setdefault(_WAS_USED, False):
+    if _WAS_USED not in record.info:
         record.info[_WAS_USED] = True
         return
     connection = adapted.driver_connection

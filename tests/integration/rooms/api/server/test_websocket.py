@@ -150,6 +150,21 @@ async def test_a_message_of_empty_fragments_without_end_ends_its_stream() -> Non
         assert struct.unpack("!H", answer[2:4]) == (1009,)
 
 
+async def test_messages_that_come_together_are_all_answered_in_order() -> None:
+    """The application takes one at a time, and what waits behind it is parsed in later turns."""
+    sizes = [n % 120 for n in range(2_000)]
+    messages = b"".join(frame(1, b"x" * size) for size in sizes)
+    answers = b"".join(struct.pack("!BB", 0x81, len(str(n))) + str(n).encode() for n in sizes)
+    for early in (HANDSHAKE + messages, HANDSHAKE):
+        async with served() as place, raw(place) as (reader, writer):
+            writer.write(early)
+            await reader.readuntil(b"\r\n\r\n")
+            if early == HANDSHAKE:
+                writer.write(messages)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await reader.readexactly(len(answers)) == answers
+
+
 async def test_tiny_frames_do_not_keep_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a read of 256 KiB, which holds 40,000 empty pings, is parsed in many turns."""
     pings = 0
