@@ -223,6 +223,10 @@ async def test_postgresql_goes_down_and_comes_back(
     assert len(sender.calls) - 2000 <= made - committed
 
 
+async def two_take(broker: MemoryBroker) -> bool:
+    return len(broker.kept[None].takers) == 2
+
+
 async def test_two_workers_attempt_nothing_twice(
     installation: Installation, sender: ScriptedSender, broker: MemoryBroker | None
 ) -> None:
@@ -233,6 +237,8 @@ async def test_two_workers_attempt_nothing_twice(
     async with working(installation, sender, slots=4, broker=broker):
         for _ in range(3):
             async with working(installation, sender, slots=4, broker=broker):
+                if broker is not None:
+                    await until(lambda: two_take(broker), "both workers at the broker")
                 for subscription in subscriptions:
                     await installation.publish_many(subscription, 120)
                     total += 120
