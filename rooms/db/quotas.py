@@ -61,10 +61,15 @@ WHERE u.hour >= {_DAY}::timestamp AT TIME ZONE 'UTC'
 ON CONFLICT (subject, day) DO UPDATE SET messages = greatest(q.messages, excluded.messages),
     bytes = greatest(q.bytes, excluded.bytes), at = excluded.at
 """)  # noqa: S608 - constants of this package
+# Of an organisation or of a room, whichever is given. Two counts, each of which reads one index:
+# with OR, all subscriptions of the installation are read.
+_SUBSCRIPTIONS_IN_USE: Final = f"""
+SELECT (SELECT count(*) FROM subscriptions WHERE organisation_id = CAST(:organisation AS uuid) AND status NOT IN ({_ENDED}))
+    + (SELECT count(*) FROM subscriptions WHERE room_id = :room AND status NOT IN ({_ENDED}))
+"""  # noqa: S608 - constants of this package
 _USED: Final = text(f"""
 SELECT (SELECT json_build_array(messages, bytes) FROM quota_days WHERE subject = :subject AND day = {_DAY}) AS today,
-    (SELECT count(*) FROM subscriptions WHERE (organisation_id = CAST(:organisation AS uuid) OR room_id = :room)
-        AND status NOT IN ({_ENDED})) AS subscriptions,
+    ({_SUBSCRIPTIONS_IN_USE}) AS subscriptions,
     (SELECT messages FROM quota_stored WHERE subject = :subject) AS stored
 """)  # noqa: S608 - constants of this package
 _LIMITED_STORES: Final = text("""
@@ -89,10 +94,7 @@ WITH days AS (DELETE FROM quota_days WHERE day < {_DAY} - {_DAYS_KEPT}), stored 
     DELETE FROM quota_stored WHERE subject <> ALL (:kept)
 ) SELECT 1
 """).bindparams(bindparam("kept", type_=ARRAY(Text)))  # noqa: S608 - constants of this package
-_SUBSCRIPTIONS: Final = text(f"""
-SELECT count(*) FROM subscriptions WHERE status NOT IN ({_ENDED})
-    AND (room_id = :room OR organisation_id = CAST(:organisation AS uuid))
-""")  # noqa: S608 - constants of this package
+_SUBSCRIPTIONS: Final = text(_SUBSCRIPTIONS_IN_USE)
 _LOCK_SUBSCRIPTIONS: Final = text(
     "SELECT pg_advisory_xact_lock(hashtextextended('subscriptions of ' || :organisation, 0))"
 )

@@ -130,7 +130,8 @@ def _fill(service: Service, plan: Plan) -> _Filled:
         ).fetchone()
         assert big is not None
     job = service.post(f"/subscriptions/{template}/replay", {"since": "2020-01-01T00:00:00Z"})
-    queue = service.post("/queues", {"name": "queue"})["name"]
+    queue = service.post("/queues", {"name": "queue"})
+    service.post(f"/queues/{queue['name']}/messages", {"payload": {"amount": 1}})
     return _Filled(
         ids={
             "room_id": "1000001",
@@ -140,10 +141,10 @@ def _fill(service: Service, plan: Plan) -> _Filled:
             "job_id": job.get("job_id") or job["id"],
             "key_id": _whoami(service)["key_id"],
             "organisation_id": owner,
-            "queue": queue,
+            "queue": queue["name"],
             "name": "order.paid",
             "version": "1",
-            "magazine": f"sideline-{template}",
+            "magazine": queue["magazine"],
         }
     )
 

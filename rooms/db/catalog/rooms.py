@@ -171,7 +171,7 @@ async def list_rooms(
     rooms whose name has this in it, in any case.
     """
     organisation = principal.organisation_id
-    statement = select(rooms).where(rooms.c.deleting.is_(False))
+    statement = select(rooms).where(~rooms.c.deleting)  # as the index has it
     statement = (
         statement.where(rooms.c.organisation_id != organisation, _takes_part(organisation))
         if shared

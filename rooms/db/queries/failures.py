@@ -146,6 +146,7 @@ _COUNT: Final = {
         f"SELECT count(*) FROM ({OWN_SUBSCRIPTIONS}{only} LIMIT {MANY_SUBSCRIPTIONS + 1}) s"  # noqa: S608
     )
     for name, only in _NARROWED.items()
+    if name != "chosen"
 }
 STATEMENTS: Final[Mapping[str, str]] = {
     name: _STATEMENT.format(symptoms="", only=only) for name, only in _NARROWED.items()
@@ -207,9 +208,11 @@ async def list_failing(
     narrowed = ""
     if chosen is not None:
         narrowed, whose["chosen"] = "chosen", sorted(chosen)
-    elif room is not None:
-        narrowed, whose["room"] = "room", room
-    many = await connection.scalar(_COUNT[narrowed], whose) > MANY_SUBSCRIPTIONS
+        many = len(chosen) > MANY_SUBSCRIPTIONS
+    else:
+        if room is not None:
+            narrowed, whose["room"] = "room", room
+        many = await connection.scalar(_COUNT[narrowed], whose) > MANY_SUBSCRIPTIONS
     statement = (_LIST_OF_MANY if many else _LIST)[narrowed]
     rows = (await connection.execute(statement, whose | {"limit": limit})).mappings().all()
     found = [_failing(row) for row in rows]

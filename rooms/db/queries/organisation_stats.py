@@ -6,11 +6,11 @@ The counts are those of `rooms.db.queries.stats`.
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
 from rooms.db.queries.stats import CACHE_S, QueueStats
@@ -33,6 +33,9 @@ IS_OWN: Final = """s.organisation_id = :organisation
 """The condition that a principal may use the subscription `s`, by `own_parameters`."""
 OWN_SUBSCRIPTIONS: Final = f"SELECT s.room_id, s.id FROM subscriptions s WHERE {IS_OWN}"  # noqa: S608 - a constant
 """Select the subscriptions that a principal may use."""
+_COUNT_UP_TO: Final = text(
+    f"SELECT count(*) FROM ({OWN_SUBSCRIPTIONS} AND s.status <> 'deleted' LIMIT :most) s"  # noqa: S608
+)
 # Each room costs a look into the primary key of outbox and leases, and each subscription one into
 # the indexes of the others.
 _MINE: Final = f"WITH s AS MATERIALIZED ({OWN_SUBSCRIPTIONS})"
@@ -79,6 +82,14 @@ def own_parameters(principal: Principal) -> dict[str, Any]:
         "rooms": None if rooms is None else sorted(rooms),
         "subscriptions": None if subscriptions is None else sorted(subscriptions),
     }
+
+
+async def has_more_subscriptions(
+    connection: AsyncConnection, whose: Mapping[str, Any], count: int
+) -> bool:
+    """Return whether a principal, by `own_parameters`, may use more than `count` subscriptions."""
+    found = await connection.scalar(_COUNT_UP_TO, {**whose, "most": count + 1})
+    return int(found or 0) > count
 
 
 class OrganisationStats:

@@ -10,7 +10,11 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.queries.organisation_stats import OWN_SUBSCRIPTIONS, own_parameters
+from rooms.db.queries.organisation_stats import (
+    OWN_SUBSCRIPTIONS,
+    has_more_subscriptions,
+    own_parameters,
+)
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import SubscriptionStatus, SubscriptionType
@@ -20,16 +24,32 @@ MAX_COUNTED: Final = 10_000
 MAX_SCANNED: Final = 5000
 """So many subscriptions are looked at by one statement."""
 
-# Each subscription of the window costs one look into the index of `sidelined`.
-OVERVIEW: Final = f"""
-WITH own AS MATERIALIZED (
-    SELECT s.* FROM ({OWN_SUBSCRIPTIONS} AND s.status <> 'deleted'
-        AND EXISTS (SELECT FROM rooms r WHERE r.id = s.room_id AND NOT r.deleting) AND (CAST(:before AS uuid) IS NULL OR s.id < CAST(:before AS uuid))
+# A window of own subscriptions: each costs one look into the index of `sidelined`.
+_OWN: Final = f"""own AS MATERIALIZED (
+    SELECT s.room_id, s.id, true AS mine FROM ({OWN_SUBSCRIPTIONS} AND s.status <> 'deleted'
+        AND (CAST(:before AS uuid) IS NULL OR s.id < CAST(:before AS uuid))
         ORDER BY s.id DESC LIMIT :scanned) s
-), found AS MATERIALIZED (
+)"""  # noqa: S608 - constants of this package
+# A window of subscriptions of all organisations that have something sidelined, from one entry of the
+# index of `sidelined` to that of the next subscription: for an organisation with many, most of which
+# have nothing.
+_ANY: Final = f"""walk(id, n) AS (
+    (SELECT t.subscription_id, 1 FROM sidelined t
+        WHERE t.subscription_id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff') ORDER BY t.subscription_id DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT t.subscription_id FROM sidelined t WHERE t.subscription_id < w.id ORDER BY t.subscription_id DESC LIMIT 1), w.n + 1
+    FROM walk w WHERE w.id IS NOT NULL AND w.n < :scanned
+), own AS MATERIALIZED (
+    SELECT s.room_id, w.id, s.id IS NOT NULL AS mine FROM walk w LEFT JOIN LATERAL (
+        {OWN_SUBSCRIPTIONS} AND s.status <> 'deleted' AND s.id = w.id LIMIT 1
+    ) s ON true WHERE w.id IS NOT NULL
+)"""  # noqa: S608 - constants of this package
+_STATEMENT: Final = f"""
+WITH RECURSIVE {{window}}, found AS MATERIALIZED (
     SELECT own.room_id, own.id, o.since AS oldest FROM own CROSS JOIN LATERAL (
         SELECT s.since FROM sidelined s WHERE s.subscription_id = own.id AND -s.room_id = -own.room_id ORDER BY s.since, s.id LIMIT 1
-    ) o ORDER BY own.id DESC LIMIT :limit
+    ) o WHERE own.mine AND EXISTS (SELECT FROM rooms r WHERE r.id = own.room_id AND NOT r.deleting)
+    ORDER BY own.id DESC LIMIT :limit
 )
 SELECT u.id, u.name, u.type, u.status, u.room_id, r.name AS room, f.oldest AS oldest_at, n.newest_at, c.reasons AS by_reason,
     d.last_status, d.last_error, p.interval_s AS schedule_interval_s, p.next_at AS schedule_next_at,
@@ -53,7 +73,10 @@ LEFT JOIN LATERAL (SELECT d.last_status, d.last_error FROM deliveries d WHERE d.
 LEFT JOIN shovel_schedules p ON p.room_id = f.room_id AND p.subscription_id = f.id
 ORDER BY f.id DESC
 """  # noqa: S608 - constants of this package
+OVERVIEW: Final = _STATEMENT.format(window=_OWN)
+OVERVIEW_OF_MANY: Final = _STATEMENT.format(window=_ANY)
 _OVERVIEW: Final = text(OVERVIEW)
+_OVERVIEW_OF_MANY: Final = text(OVERVIEW_OF_MANY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +120,16 @@ async def list_sidelines(
     limit: int,
     max_scanned: int = MAX_SCANNED,
 ) -> OverviewScan:
-    """Return subscriptions with sidelined deliveries among the next `max_scanned` ones."""
-    parameters = own_parameters(principal) | {
-        "before": before,
-        "limit": limit,
-        "scanned": max_scanned,
-    }
-    rows = (await connection.execute(_OVERVIEW, parameters)).mappings().all()
+    """Return subscriptions with sidelined deliveries among the next `max_scanned` ones.
+
+    These are its own, or, where it has more than `MAX_SCANNED`, those of all organisations that
+    have sidelined deliveries.
+    """
+    whose = own_parameters(principal)
+    many = await has_more_subscriptions(connection, whose, MAX_SCANNED)
+    parameters = whose | {"before": before, "limit": limit, "scanned": max_scanned}
+    statement = _OVERVIEW_OF_MANY if many else _OVERVIEW
+    rows = (await connection.execute(statement, parameters)).mappings().all()
     found = [
         SidelineOverview(
             subscription_id=SubscriptionId(str(row["id"])),

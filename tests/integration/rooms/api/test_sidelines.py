@@ -6,6 +6,21 @@ from rooms.db.sideline import overview
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.test_sideline import sidelined
 
+_OF_OTHERS = """
+    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason, since)
+    SELECT 1000000, gen_random_uuid(), ('ffffffff-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 0, 'orphan', now()
+    FROM generate_series(1, 3) n
+"""
+"""Sidelined deliveries of subscriptions newer than each of a test."""
+
+
+@pytest.fixture(autouse=True, params=["few", "many"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test with both statements: that of few subscriptions, and that of many."""
+    if request.param == "many":
+        monkeypatch.setattr(overview, "MAX_SCANNED", -1)
+    return str(request.param)
+
 
 async def test_it_lists_sidelines_that_are_not_empty_and_why(api: Api) -> None:
     subscription = await sidelined(api)
@@ -39,11 +54,15 @@ async def test_a_restricted_key_finds_its_own(api: Api) -> None:
 
 
 async def test_it_looks_at_a_bounded_number_of_subscriptions(
-    api: Api, monkeypatch: pytest.MonkeyPatch
+    api: Api, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
+    """Of its own, or of those of all organisations that have something sidelined."""
     subscription = await sidelined(api)
-    for n in range(3):
-        await api.subscription(subscription["room_id"], f"well-{n}")
+    if size == "few":
+        for n in range(3):
+            await api.subscription(subscription["room_id"], f"well-{n}")
+    else:
+        await api.sql(_OF_OTHERS)
     monkeypatch.setattr(overview.list_sidelines, "__kwdefaults__", {"max_scanned": 2})
     first = (await api.call("GET", "/sidelines")).json()
     assert first["items"] == []

@@ -24,6 +24,7 @@ _PLACEHOLDER: Final = re.compile(r"(?<![:\w]):([a-z_]+)")
 STATEMENTS: Final[Mapping[str, str]] = {
     **search.STATEMENTS,
     "sidelines": overview.OVERVIEW,
+    "sidelines of many": overview.OVERVIEW_OF_MANY,
     "waiting": pull_queue.WAITING,
     "leased": pull_queue.LEASED,
     "status": failures.STATEMENTS[""],
