@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,7 +30,7 @@ OnProgress = Callable[[int], None]
 class ExportReport:
     """Totals of one export run.
 
-    `gaps`: missing row numbers by writer. `holder`: the oldest open transaction that delays newer
+    `gaps`: numbers that are in no row, by writer. `holder`: the oldest open transaction that delays newer
     rows.
     """
 
@@ -65,7 +66,7 @@ class Exporter:
         the open plan.
         """
         rows = files = size = plans = 0
-        gaps: dict[int, int] = {}
+        gaps: Counter[int] = Counter()
         with self.exports as exports:
             if not exports.lock():
                 return ExportReport(

@@ -83,29 +83,33 @@ OnRows = Callable[[int], bool]
 
 @dataclass(slots=True, kw_only=True)
 class WrittenSegments:
-    """Totals of a plan: files, bytes, and for each writer its row count and highest number."""
+    """Totals of a plan: files, bytes, and for each writer its row count, first and last number."""
 
     files: int = 0
     size: int = 0
-    writers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    writers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """Return the number of rows."""
-        return sum(count for count, _ in self.writers.values())
+        return sum(count for count, _, _ in self.writers.values())
 
     def count(self, rows: pa.Table) -> None:
         """Add rows to the counts of their writers."""
         counts = (
             rows.group_by("writer_id")
-            .aggregate([("writer_seq", "count"), ("writer_seq", "max")])
+            .aggregate([("writer_seq", "count"), ("writer_seq", "min"), ("writer_seq", "max")])
             .to_pydict()
         )
-        for writer, count, last in zip(
-            counts["writer_id"], counts["writer_seq_count"], counts["writer_seq_max"], strict=True
+        for writer, count, first, last in zip(
+            counts["writer_id"],
+            counts["writer_seq_count"],
+            counts["writer_seq_min"],
+            counts["writer_seq_max"],
+            strict=True,
         ):
-            known, highest = self.writers.get(writer, (0, 0))
-            self.writers[writer] = known + count, max(highest, last)
+            known, lowest, highest = self.writers.get(writer, (0, first, last))
+            self.writers[writer] = known + count, min(lowest, first), max(highest, last)
 
 
 class _HashedStream(io.RawIOBase):

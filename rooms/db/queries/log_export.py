@@ -52,14 +52,20 @@ _DELETE_OTHER_SYSTEM: Final = (
 _SEAL: Final = """
 UPDATE log_exports SET sealed_at = now(), rows = %s, bytes = %s, files = %s WHERE id = %s AND sealed_at IS NULL
 """
-# A writer numbers its rows in the order of its transactions, so no number may be missing among
-# those exported.
+# A writer numbers its rows in the order of its transactions, so the numbers of a range follow those
+# of the last one, and none may be missing between. What a writer wrote before its first export may
+# have been deleted by retention.
 _COUNT_WRITER_ROWS: Final = """
-INSERT INTO log_export_writers AS w (destination, system, writer_id, rows, last_seq)
-SELECT %s, %s, * FROM unnest(%s::int4[], %s::int8[], %s::int8[])
-ON CONFLICT (destination, system, writer_id)
-    DO UPDATE SET rows = w.rows + excluded.rows, last_seq = greatest(w.last_seq, excluded.last_seq)
-RETURNING w.writer_id, w.last_seq - w.rows
+WITH n AS (
+    SELECT n.*, w.last_seq AS before FROM unnest(%(writers)s::int4[], %(rows)s::int8[], %(firsts)s::int8[], %(lasts)s::int8[]) AS n (writer_id, rows, first, last)
+        LEFT JOIN log_export_writers w ON w.destination = %(destination)s AND w.system = %(system)s AND w.writer_id = n.writer_id
+), counted AS (
+    INSERT INTO log_export_writers AS w (destination, system, writer_id, rows, last_seq)
+    SELECT %(destination)s, %(system)s, writer_id, rows, last FROM n
+    ON CONFLICT (destination, system, writer_id)
+        DO UPDATE SET rows = w.rows + excluded.rows, last_seq = greatest(w.last_seq, excluded.last_seq)
+)
+SELECT writer_id, last - coalesce(before, first - 1) - rows FROM n
 """
 _OLDEST_TRANSACTION: Final = """
 SELECT pid, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s
@@ -247,29 +253,33 @@ class ExportConnection:
         *,
         files: int,
         size: int,
-        writers: Mapping[int, tuple[int, int]],
+        writers: Mapping[int, tuple[int, int, int]],
     ) -> Mapping[int, int]:
         """Seal the range with its files and bytes.
 
-        For each writer, its number of rows and last number are recorded. Return for each of these
-        writers how many of its numbers are in no row: gaps of the log itself.
+        For each writer, its number of rows, its first and its last number in the range. Return for
+        each of these writers how many of its numbers since the last range are in no row: gaps of
+        the log itself.
         """
-        rows = sum(count for count, _ in writers.values())
+        rows = sum(count for count, _, _ in writers.values())
         with _translate_errors(), self._open_connection.transaction():
             sealed = self._open_connection.execute(
                 _SEAL, (rows, size, files, export_range.id)
             ).rowcount
             if not sealed:
                 raise StorageRefusedError(f"export {export_range.id} was sealed by another process")
-            counts, lasts = zip(*writers.values(), strict=True) if writers else ((), ())
-            found = self._rows(
+            counts, firsts, lasts = zip(*writers.values(), strict=True) if writers else ((),) * 3
+            found = self._open_connection.execute(
                 _COUNT_WRITER_ROWS,
-                self.destination,
-                self.system,
-                list(writers),
-                list(counts),
-                list(lasts),
-            )
+                {
+                    "destination": self.destination,
+                    "system": self.system,
+                    "writers": list(writers),
+                    "rows": list(counts),
+                    "firsts": list(firsts),
+                    "lasts": list(lasts),
+                },
+            ).fetchall()
         return {writer: missing for writer, missing in found if missing}
 
     def oldest_transaction(self) -> OldestTransaction | None:

@@ -401,6 +401,19 @@ def test_numbers_that_are_in_no_row_are_reported(
     scribe.commit()
     execute(database, "DELETE FROM log_entries WHERE writer_seq IN (7, 8)")
     assert exporter.run().gaps == {1: 2}
+    scribe.write(5)
+    scribe.commit()
+    assert exporter.run().gaps == {}, "a gap is counted once"
+
+
+def test_what_was_deleted_before_the_first_export_is_no_gap(
+    database: str, exporter: Exporter, scribe: LogWriter
+) -> None:
+    """Retention may have removed the first rows of a writer that still writes."""
+    scribe.write(10)
+    scribe.commit()
+    execute(database, "DELETE FROM log_entries WHERE writer_seq <= 5")
+    assert exporter.run().gaps == {}
 
 
 def test_one_exports_at_a_time(
