@@ -2,7 +2,7 @@
 
 The idempotency key of a batch is the prefix and the byte offset of its first line. The same file is
 cut into the same batches each time. A repeated upload therefore sends the same keys, and publishes
-nothing twice.
+nothing twice while the service knows them, for 24 hours.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import msgspec
 from rooms.cli.client import ApiClient
 from rooms.cli.errors import CliError, ProblemError, UnreachableError
 
+REPEAT_IS_SAFE: Final = "for 24 hours, repeating the command publishes nothing twice"
 MAX_LINE_BYTES: Final = 2 * 1024 * 1024
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Limit of one batch, so that its request stays below the limit of the service."""
@@ -227,8 +228,7 @@ class UploadError(CliError):
             ]
         if isinstance(self.cause, ProblemError) and self.cause.status not in _TRANSIENT_STATUSES:
             return [f"{before}. Correct these lines, then continue with: {resume}"]
-        safe = "Repeating the command publishes nothing twice"
-        return [f"{before}. {safe}; to skip finished lines: {resume}"]
+        return [f"{before}. {REPEAT_IS_SAFE}; later, or to skip finished lines: {resume}"]
 
 
 def upload(

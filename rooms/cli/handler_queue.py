@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -39,6 +39,51 @@ _FAILED_COLUMNS = {
     "payload": "payload",
 }
 _SHOVEL_FIELDS = ("shovel_interval_s", "shovel_concurrency", "shovel_max_shovels")
+
+
+class _SendError(CliError):
+    """Report which messages were not accepted, and how to go on without sending others twice."""
+
+    def __init__(
+        self, cause: CliError, at: tuple[int, int], *, accepted: int, of_lines: bool
+    ) -> None:
+        self._cause = cause
+        self._at = at
+        self._accepted = accepted
+        self._of_lines = of_lines
+        first, last = at
+        which = "lines" if of_lines else "payloads"
+        super().__init__(f"{which} {first} to {last} were not accepted: {cause.message}")
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **self._cause.describe(),
+            "lines" if self._of_lines else "payloads": list(self._at),
+            "accepted": self._accepted,
+        }
+
+    def lines(self) -> list[str]:
+        how = f"continue with: --from-line {self._at[0]}" if self._of_lines else "leave them out"
+        return [
+            self.message,
+            *self._cause.lines()[1:],
+            f"{self._accepted} messages before them were accepted; {how}",
+        ]
+
+
+def _read_lines(file: BinaryIO, first: int) -> list[tuple[int, Any]]:
+    """Return the JSON of each line that is not blank, from line `first` on, with its number."""
+    import json
+
+    found = []
+    for number, line in enumerate(file, 1):
+        if number < first or not line.strip():
+            continue
+        try:
+            found.append((number, json.loads(line)))
+        except (ValueError, RecursionError) as exc:
+            raise click.UsageError(f"line {number} is not JSON: {exc}") from exc
+    return found
 
 
 def _queue_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,27 +228,50 @@ def delete(session: CliSession, /, *, name: str, yes: bool) -> None:
 @click.argument("name")
 @click.argument("payloads", nargs=-1)
 @click.option("--id", "identity", help="Id of the message. Needs exactly one payload.")
+@click.option(
+    "--from-line",
+    type=click.IntRange(1),
+    default=1,
+    help="Skip the lines of standard input before this one.",
+)
 @pass_session
 def send(
-    session: CliSession, /, *, name: str, payloads: tuple[str, ...], identity: str | None
+    session: CliSession,
+    /,
+    *,
+    name: str,
+    payloads: tuple[str, ...],
+    identity: str | None,
+    from_line: int,
 ) -> None:
     """Put messages into a queue. Each PAYLOAD is JSON, or @PATH of a file.
 
-    Without a PAYLOAD, standard input has one JSON payload per line.
+    Without a PAYLOAD, standard input has one JSON payload per line. What is invalid is found before
+    anything is sent.
     """
-    texts = payloads or tuple(line for line in sys.stdin if line.strip())
-    if not texts:
+    found = (
+        [(at, read_json(text, "payload")) for at, text in enumerate(payloads, 1)]
+        if payloads
+        else _read_lines(sys.stdin.buffer, from_line)
+    )
+    if not found:
         raise click.UsageError("no payload was given")
-    if identity is not None and len(texts) > 1:
+    if identity is not None and len(found) > 1:
         raise click.UsageError("--id needs exactly one payload")
-    messages = [set_fields(id=identity) | {"payload": read_json(text, "payload")} for text in texts]
     accepted: list[dict[str, Any]] = []
     with session.client() as client:
-        for start in range(0, len(messages), _MAX_BATCH):
-            batch = {"messages": messages[start : start + _MAX_BATCH]}
-            accepted += client.call(
-                "POST", f"/queues/{path_segment(name)}/messages/batch", json=batch
-            )["messages"]
+        for start in range(0, len(found), _MAX_BATCH):
+            part = found[start : start + _MAX_BATCH]
+            messages = [set_fields(id=identity) | {"payload": payload} for _, payload in part]
+            try:
+                accepted += client.call(
+                    "POST",
+                    f"/queues/{path_segment(name)}/messages/batch",
+                    json={"messages": messages},
+                )["messages"]
+            except CliError as exc:
+                at = part[0][0], part[-1][0]
+                raise _SendError(exc, at, accepted=len(accepted), of_lines=not payloads) from exc
     session.output().listing(
         {"items": accepted, "next_cursor": None}, {"id": "id"}, empty="nothing was sent"
     )

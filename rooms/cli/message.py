@@ -21,6 +21,7 @@ from rooms.cli.options import (
     parse_id,
     set_fields,
 )
+from rooms.domain.ids import COUNTER_DIGITS
 
 if TYPE_CHECKING:
     from rooms.cli.client import ApiClient
@@ -220,8 +221,7 @@ def _subscription_names(client: "ApiClient", steps: list[dict[str, Any]]) -> dic
 
 
 def _short_id(subscription_id: str | None) -> str | None:
-    # Ids of one moment share their first digits, and ids of one room share their last digits.
-    return None if subscription_id is None else f"…{subscription_id[14:28]}…"
+    return None if subscription_id is None else f"…{subscription_id[COUNTER_DIGITS]}…"
 
 
 def _format_actor(step: dict[str, Any]) -> str | None:

@@ -103,7 +103,8 @@ def publish(
     PAYLOAD is JSON, or @FILE. It is read from standard input if it is missing or '-'.
 
     With --file, every line is a message {event_type, payload, …}. With --file and EVENT_TYPE, every
-    line is a payload. An interrupted upload can be repeated: nothing is published twice.
+    line is a payload. An interrupted upload can be repeated within 24 hours:
+    nothing is published twice. Later, continue with the --from-line that it names.
     """
     message = set_fields(event_type=event_type, **fields)
     if path is not None:
@@ -198,6 +199,7 @@ def _publish_file(
     import json
 
     from rooms.cli.bulk_publish import (
+        REPEAT_IS_SAFE,
         LineError,
         parse_message_line,
         payload_parser,
@@ -209,6 +211,7 @@ def _publish_file(
     wrap: LineParser = payload_parser(message) if message else parse_message_line
     out = session.output()
     published = repeats = 0
+    next_line = from_line
     with _open_input(path) as file:
         try:
             found = scan_file(
@@ -230,13 +233,17 @@ def _publish_file(
                     warn=partial(_warn, bar.console),
                 ):
                     published += len(batch.messages)
+                    next_line = batch.lines[-1] + 1
                     repeats += len(batch.messages) if repeated else 0
                     bar.update(bar.task_ids[0], advance=len(batch.messages))
         except LineError as exc:
             what = "the file has changed since" if published else "nothing was published"
             raise CliError(f"{path}, {exc}; {what}") from exc
         except KeyboardInterrupt:
-            out.note(f"stopped after {published} messages; repeating the command is safe")
+            out.note(
+                f"stopped after {published} messages; {REPEAT_IS_SAFE};"
+                f" later, continue with: --idempotency-prefix {prefix} --from-line {next_line}"
+            )
             raise
     if session.as_json:
         out.document({"published": published, "repeated": repeats, "idempotency_prefix": prefix})

@@ -22,6 +22,11 @@ _MAX_FANOUT = 1 << 24
 """More than the deliveries that one publish creates."""
 COUNTER_START = slice(14, 24)
 """Where the text of an id has the upper 26 bits of its counter."""
+COUNTER_DIGITS = slice(14, 28)
+"""Where the text of an id has what distinguishes it for people.
+
+Ids of one moment share the digits before it, and ids of one room those behind it.
+"""
 _VERSION = 0x7000_8000_0000_0000_0000  # version 7, variant of RFC 9562
 
 

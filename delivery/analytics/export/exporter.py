@@ -30,8 +30,8 @@ OnProgress = Callable[[int], None]
 class ExportReport:
     """Totals of one export run.
 
-    `gaps`: numbers that are in no row, by writer. `holder`: the oldest open transaction that delays newer
-    rows.
+    `gaps`: numbers that are in no row, by writer. `holder`: the oldest open transaction that delays
+    newer rows.
     """
 
     rows: int

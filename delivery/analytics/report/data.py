@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from delivery.analytics.report.live import Names
 from delivery.analytics.report.outages import Outage, find_outages
+from rooms.domain.ids import COUNTER_DIGITS
 from rooms.safe_text import terminal_safe
 
 ColumnBatch = Mapping[str, npt.NDArray[Any]]
@@ -170,8 +171,6 @@ MAX_SECTIONS: Final = 200
 """Subscriptions with a section of their own, most failures first."""
 MAX_SHOWN: Final = 40
 """Subscriptions that fit into a chart."""
-_ID_TAIL: Final = 6
-"""Digits of an id that distinguish subscriptions without a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,20 +284,25 @@ def read_subscription_names(
 def _labels(
     ids: Iterable[str], names: Mapping[str, Names], hosts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return a label for each id that no other id has."""
+    """Return a label for each id that no other id has: as short as it can be."""
     labels: dict[str, str] = {}
     for one in ids:
         known = names.get(one)
         if known is None:
-            labels[one] = f"{hosts.get(one, 'subscription')} …{one[-_ID_TAIL:]}"
+            labels[one] = f"{hosts.get(one, 'subscription')} …{one[COUNTER_DIGITS]}…"
         else:
             labels[one] = known.name if known.room is None else f"{known.room}/{known.name}"
-        labels[one] = terminal_safe(labels[one])
-    often = Counter(labels.values())
-    return {
-        one: label if often[label] == 1 else f"{label} …{one[-_ID_TAIL:]}"
-        for one, label in labels.items()
-    }
+    longer: Sequence[Callable[[str], str | None]] = (
+        lambda one: names[one].organisation if one in names else None,
+        lambda one: f"…{one[COUNTER_DIGITS]}…",
+        lambda one: one,
+    )
+    for addition in longer:
+        often = Counter(labels.values())
+        for one, label in list(labels.items()):
+            if often[label] > 1 and (added := addition(one)):
+                labels[one] = f"{label} {added}"
+    return {one: terminal_safe(label) for one, label in labels.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

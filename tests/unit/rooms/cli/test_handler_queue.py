@@ -121,6 +121,44 @@ def test_messages_are_sent_from_the_line_and_from_files(
     assert terminal.run("queue", "send", "orders", "{").exit_code == 2
 
 
+def test_lines_of_standard_input_are_payloads(
+    terminal: Terminal, asked: list[Any], tmp_path: Path
+) -> None:
+    """A line names no file: it may come from another program."""
+    (tmp_path / "key.json").write_text('{"d": "secret"}')
+    terminal.done("queue", "send", "orders", stdin='{"n": 1}\n\n"two"\n')
+    (sent,) = asked
+    assert sent[2] == {"messages": [{"payload": {"n": 1}}, {"payload": "two"}]}
+    for wrong in (f"1\n@{tmp_path / 'key.json'}", b"1\n\xff\n", "1\n" + "[" * 100_000):
+        result = terminal.run("queue", "send", "orders", stdin=wrong)
+        assert result.exit_code == 2
+        assert "line 2 is not JSON" in result.stderr
+    assert len(asked) == 1
+
+
+def test_a_refused_batch_names_what_was_accepted_and_how_to_go_on(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    batches: list[list[Any]] = []
+
+    def answer(request: Seen) -> Answer | None:
+        batches.append([one["payload"] for one in request.body["messages"]])
+        if len(batches) == 2:
+            return 503, {"title": "Magazine unavailable"}
+        return 202, {"messages": [{"id": f"m-{n}"} for n in batches[-1]]}
+
+    fake.interfere = answer
+    lines = "".join(f"{n}\n" for n in range(1, 2501))
+    result = terminal.run("queue", "send", "orders", stdin=lines)
+    assert result.exit_code == 1
+    assert "lines 1001 to 2000 were not accepted" in result.stderr
+    assert "1000 messages before them were accepted" in result.stderr
+    assert "--from-line 1001" in result.stderr
+    terminal.done("queue", "send", "orders", "--from-line", "1001", stdin=lines)
+    assert [len(batch) for batch in batches] == [1000, 1000, 1000, 500]
+    assert batches[2][0] == 1001
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -188,6 +188,28 @@ def test_interrupted_upload_resumes(
     assert published(fake) == list(range(10))
 
 
+def test_a_stopped_upload_says_how_to_go_on(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys of batches are known for a day only; a command that is repeated later needs more."""
+    (tmp_path / "m.ndjson").write_bytes(messages(5))
+    sent: list[object] = []
+
+    def stop(*arguments: object, **_: object) -> bool:
+        sent.append(arguments)
+        if len(sent) == 2:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr("rooms.cli.bulk_publish._send", stop)
+    command = ["publish", "orders", f"--file={tmp_path / 'm.ndjson'}", "--batch-size=2"]
+    result = terminal.run(*command, "--idempotency-prefix=mine")
+    assert result.exit_code != 0
+    said = " ".join(result.stderr.split())
+    assert "stopped after 2 messages; for 24 hours, repeating the command" in said
+    assert "continue with: --idempotency-prefix mine --from-line 3" in said
+
+
 def test_busy_service_is_retried(
     terminal: Terminal, fake: FakeRooms, tmp_path: Path, pauses: list[float]
 ) -> None:

@@ -1,0 +1,57 @@
+"""Test the names of subscriptions in the report."""
+
+from collections.abc import Mapping
+
+from delivery.analytics.report.data import read_subscription_names
+from delivery.analytics.report.live import Names
+from rooms.domain.ids import IdGenerator, RoomId
+
+ROOM = RoomId(17)
+
+
+def labels(names: Mapping[str, Names | None]) -> list[str]:
+    """Return the labels of subscriptions in a room that all have one host."""
+    day = [
+        {
+            "subscription_id": one,
+            "room_id": ROOM,
+            "attempts": 1,
+            "failures": 0,
+            "target_host": "hooks.example",
+        }
+        for one in names
+    ]
+    tables = {"rollups_daily": day, "incidents": [], "cofailures": []}
+    known = {one: name for one, name in names.items() if name is not None}
+    found = read_subscription_names(lambda table: tables[table], known, None)
+    return [found.label(one) for one in names]
+
+
+def ids(count: int) -> list[str]:
+    """Return ids of one room, made in one millisecond."""
+    generator = IdGenerator(lambda _: 5)
+    return [generator.generate(ROOM, 1_700_000_000_000) for _ in range(count)]
+
+
+def test_a_name_that_no_other_has_is_the_label() -> None:
+    first, second = ids(2)
+    names = {first: Names(name="audit", room="orders"), second: Names(name="audit", room="bills")}
+    assert labels(names) == ["orders/audit", "bills/audit"]
+
+
+def test_namesakes_are_told_apart_by_their_organisations() -> None:
+    first, second = ids(2)
+    names: dict[str, Names | None] = {
+        first: Names(name="audit", room="orders", organisation="Bank A"),
+        second: Names(name="audit", room="orders", organisation="Bank B"),
+    }
+    assert labels(names) == ["orders/audit Bank A", "orders/audit Bank B"]
+
+
+def test_subscriptions_of_one_room_and_moment_have_different_labels() -> None:
+    """Their ids differ in the middle only."""
+    named = dict.fromkeys(ids(3), Names(name="audit", room="orders", organisation="Bank A"))
+    assert len(set(labels(named))) == 3
+    unnamed = dict.fromkeys(ids(3))
+    assert len(set(labels(unnamed))) == 3
+    assert all(label.startswith("hooks.example …") for label in labels(unnamed))
