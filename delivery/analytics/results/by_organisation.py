@@ -4,10 +4,10 @@ What is about subscriptions belongs to their subscribers, and what is about a ro
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from delivery.analytics.findings.cells import network_of
 from delivery.analytics.results.reader import oldest_first
@@ -15,8 +15,7 @@ from rooms.db.queries.analytics import AnalysisFinding, Owners
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 
 Row = Mapping[str, Any]
-ReadTable = Callable[[str], Sequence[Row]]
-"""Reads the rows of an analysis table."""
+_ATTRIBUTES: Final = ("room_id", "event_type", "target_host")
 
 _POLICY: Final = ("delay_ms", "multiplier", "redeliveries", "max_delay_ms", "jitter")
 _EFFECT: Final = ("delivered", "attempts", "mean_wait_s", "p95_wait_s")
@@ -29,27 +28,41 @@ HOURS_KEPT: Final = timedelta(days=14)
 """Age limit of hourly rows in PostgreSQL; daily rows are all kept."""
 
 
-def findings_by_organisation(read: ReadTable, owners: Owners) -> Iterator[AnalysisFinding]:
+class Tables(Protocol):
+    """Read the tables of an analysis, as `AnalysisTables` does."""
+
+    def rows(self, table: str) -> Sequence[Row]:
+        """Return all rows: of a table that does not grow with the age of the log."""
+        ...
+
+    def newest_rows(self, table: str, by: str, *, within: timedelta | None = None) -> Iterator[Row]:
+        """Yield the rows, the newest by a time first; `within` of the newest, if given."""
+        ...
+
+    def distinct(self, table: str, columns: Sequence[str]) -> Sequence[Row]:
+        """Return each combination of values that some columns have."""
+        ...
+
+
+def findings_by_organisation(tables: Tables, owners: Owners) -> Iterator[AnalysisFinding]:
     """Return the findings of every organisation, without those of deleted rooms."""
-    yield from _incident_findings(read, owners)
-    yield from _room_findings(
-        "reconciliation", read("reconciliation"), owners, "hour", timedelta(hours=1)
-    )
-    yield from _age_findings(read("ages"), owners)
-    yield from _cofailure_findings(read("cofailures"), owners)
-    yield from _advice_findings(read, owners)
-    hours = read("rollups_hourly")
-    newest = max((row["hour"] for row in hours), default=None)
-    recent = [row for row in hours if newest is None or row["hour"] > newest - HOURS_KEPT]
-    yield from _room_findings("rollups_hourly", recent, owners, "hour", timedelta(hours=1))
-    yield from _room_findings(
-        "rollups_daily", read("rollups_daily"), owners, "day", timedelta(days=1)
-    )
+    yield from _incident_findings(tables, owners)
+    hour, day = timedelta(hours=1), timedelta(days=1)
+    books = tables.newest_rows("reconciliation", "hour")
+    yield from _room_findings("reconciliation", books, owners, "hour", hour)
+    yield from _age_findings(tables.rows("ages"), owners)
+    yield from _cofailure_findings(tables.rows("cofailures"), owners)
+    yield from _advice_findings(tables, owners)
+    hours = tables.newest_rows("rollups_hourly", "hour", within=HOURS_KEPT)
+    yield from _room_findings("rollups_hourly", hours, owners, "hour", hour)
+    days = tables.newest_rows("rollups_daily", "day")
+    yield from _room_findings("rollups_daily", days, owners, "day", day)
 
 
-def _incident_findings(read: ReadTable, owners: Owners) -> Iterator[AnalysisFinding]:
-    known = _own_attributes(read("rollups_hourly"), owners)
-    rows = sorted(read("incidents"), key=lambda row: row["began"])
+def _incident_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFinding]:
+    attributes = tables.distinct("rollups_hourly", ("subscription_id", *_ATTRIBUTES))
+    known = _own_attributes(attributes, owners)
+    rows = sorted(tables.rows("incidents"), key=lambda row: row["began"])
     # Each organisation counts its own: gaps in a common number would show those of others.
     ordinals: Counter[OrganisationId] = Counter()
     for number, row in zip(reversed(range(len(rows))), rows, strict=True):
@@ -114,7 +127,7 @@ def _own_attributes(
         owner = _owner_of_row(row, owners)
         if owner is not None:
             values = known.setdefault(owner, set())
-            values |= {(name, str(row[name])) for name in ("room_id", "event_type", "target_host")}
+            values |= {(name, str(row[name])) for name in _ATTRIBUTES}
             if (network := network_of(str(row["target_host"]))) is not None:
                 values.add(("network", network))
     return known
@@ -153,23 +166,23 @@ def _cofailure_findings(rows: Sequence[Row], owners: Owners) -> Iterator[Analysi
             yield _finding(owner, "cofailures", number, pair, dict(row))
 
 
-def _advice_findings(read: ReadTable, owners: Owners) -> Iterator[AnalysisFinding]:
+def _advice_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFinding]:
     fronts: dict[str, list[Row]] = {}
-    for row in read("advice_front"):
+    for row in tables.rows("advice_front"):
         point = {
             "policy": _group(row, "policy", _POLICY),
             "expected": _group(row, "expected", _EFFECT),
         }
         fronts.setdefault(row["subscription_id"], []).append(point)
     hazards: dict[str, list[Row]] = {}
-    for row in sorted(read("hazards"), key=lambda row: row["attempt"]):
+    for row in sorted(tables.rows("hazards"), key=lambda row: row["attempt"]):
         hazard = {
             name: row[name]
             for name in ("attempt", "attempts", "successes", "hazard", "mean_delay_ms")
         }
         hazards.setdefault(row["subscription_id"], []).append(hazard)
     for number, row in enumerate(
-        sorted(read("advice"), key=lambda row: str(row["subscription_id"]))
+        sorted(tables.rows("advice"), key=lambda row: str(row["subscription_id"]))
     ):
         subscription = row["subscription_id"]
         owner = owners.of_subscription(subscription)
@@ -218,18 +231,13 @@ def _group(row: Row, prefix: str, names: Sequence[str]) -> dict[str, Any] | None
 
 def _room_findings(
     kind: str,
-    rows: Sequence[Row],
+    rows: Iterator[Row],
     owners: Owners,
     at: str,
     length: timedelta,
 ) -> Iterator[AnalysisFinding]:
-    """Return the rows of single rooms and subscriptions, newest first."""
-    ordered = sorted(
-        rows,
-        key=lambda row: (_start_time(row[at]), *(str(row[name] or "") for name in _sort_keys(row))),
-        reverse=True,
-    )
-    for number, row in enumerate(ordered):
+    """Return the rows of single rooms and subscriptions, in their order."""
+    for number, row in enumerate(rows):
         owner = _owner_of_row(row, owners)
         if owner is not None:
             began = _start_time(row[at])
@@ -245,12 +253,6 @@ def _room_findings(
                 ended=began + length,
                 body=body,
             )
-
-
-def _sort_keys(row: Row) -> list[str]:
-    return [
-        name for name in ("room_id", "subscription_id", "event_type", "target_host") if name in row
-    ]
 
 
 def _finding(

@@ -28,6 +28,10 @@ STALE_S: Final = 300.0
 """Maximum age of co-failures, incidents and advice while following the log."""
 
 
+_Version = tuple[int, datetime, datetime | None]
+"""Identify published tables by their run, its time, and that of its findings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """Result of one round. `loaded` is True if the API now shows this run."""
@@ -57,6 +61,7 @@ class AnalysisPipeline:
         self._asked = engine
         self._spark = spark
         self._chosen: EngineChoice | None = None
+        self._last_loaded: tuple[_Version, bool] | None = None
 
     def run_once(
         self,
@@ -160,7 +165,10 @@ class AnalysisPipeline:
 
     def _load_results(self, exported: "ExportReport | None", *, analysed: bool) -> RunResult:
         published = AnalysisTables.open(tables_url(self._root_url))
-        loaded = load_results(published, self._database_url)
+        version = published.run, published.at, published.findings_at
+        if self._last_loaded is None or self._last_loaded[0] != version:
+            self._last_loaded = version, load_results(published, self._database_url)
+        loaded = self._last_loaded[1]
         return RunResult(exported=exported, analysed=analysed, loaded=loaded, published=published)
 
 
@@ -235,7 +243,7 @@ def load_results(published: AnalysisTables, database_url: str) -> bool:
     """
     if published.findings_at is None:
         return False
-    findings = findings_by_organisation(published.rows, read_owners(database_url))
+    findings = findings_by_organisation(published, read_owners(database_url))
     return replace_findings(
         database_url,
         run=published.run,

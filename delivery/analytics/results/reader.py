@@ -9,11 +9,12 @@ import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
@@ -22,6 +23,9 @@ from delivery.errors import DeliveryError
 
 Row = dict[str, Any]
 _BATCH: Final = 1 << 16
+_ROWS: Final = 1000
+_ORDER: Final = ("room_id", "subscription_id", "event_type", "target_host")
+"""Columns that order rows of one time."""
 _MAX_HOURS: Final = 100
 
 
@@ -115,6 +119,45 @@ class AnalysisTables:
             columns=None if columns is None else list(columns)
         ).to_pylist()
         return read
+
+    def newest_rows(self, table: str, by: str, *, within: timedelta | None = None) -> Iterator[Row]:
+        """Yield the rows of a table, the newest by a time first; `within` of the newest, if given.
+
+        Only these are in memory, as columns; as rows, a thousand at a time.
+        """
+        tables = self._dataset(table)
+        if tables is None:
+            return
+        newer = None
+        if within is not None:
+            newest = max(
+                (
+                    found
+                    for batch in tables.to_batches(columns=[by])
+                    if (found := pc.max(batch.column(by)).as_py()) is not None
+                ),
+                default=None,
+            )
+            newer = None if newest is None else ds.field(by) > newest - within
+        found = tables.to_table(filter=newer)
+        order = [by, *(name for name in _ORDER if name in found.column_names)]
+        for batch in found.sort_by([(name, "descending") for name in order]).to_batches(
+            max_chunksize=_ROWS
+        ):
+            yield from batch.to_pylist()
+
+    def distinct(self, table: str, columns: Sequence[str]) -> list[Row]:
+        """Return each combination of values that some columns of a table have."""
+        tables = self._dataset(table)
+        if tables is None:
+            return []
+        kept = None
+        for batch in tables.to_batches(columns=list(columns), batch_size=_BATCH):
+            part = pa.Table.from_batches([batch])
+            both = part if kept is None else pa.concat_tables([kept, part])
+            kept = both.group_by(list(columns)).aggregate([])
+        rows: list[Row] = [] if kept is None else kept.to_pylist()
+        return rows
 
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Yield columns of a large table in batches; nulls turn integers into floats with NaN."""

@@ -71,9 +71,7 @@ def test_one_number_in_all_places(aged: Analysed, log: AgedLog, outcome: str) ->
     books = read_reconciliation(tables.rows)
     owner = OrganisationId("019b0000-0000-7000-8000-000000000000")
     owners = Owners(rooms={RoomId(ROOM): owner})
-    api = [
-        one for one in findings_by_organisation(tables.rows, owners) if one.kind == "reconciliation"
-    ]
+    api = [one for one in findings_by_organisation(tables, owners) if one.kind == "reconciliation"]
     history = read_history(lambda columns: tables.batches("journeys", columns))
     found = {
         "journeys": sum(row["outcome"] == outcome for row in tables.rows("journeys")),

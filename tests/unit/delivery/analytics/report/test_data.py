@@ -39,7 +39,7 @@ def test_a_name_that_no_other_has_is_the_label() -> None:
     assert labels(names) == ["orders/audit", "bills/audit"]
 
 
-def test_namesakes_are_told_apart_by_their_organisations() -> None:
+def test_namesakes_are_distinguished_by_their_organisations() -> None:
     first, second = ids(2)
     names: dict[str, Names | None] = {
         first: Names(name="audit", room="orders", organisation="Bank A"),

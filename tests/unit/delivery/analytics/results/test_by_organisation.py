@@ -1,13 +1,16 @@
 """Test findings by organisation, and reconciliation totals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from delivery.analytics.results.by_organisation import findings_by_organisation
 from delivery.analytics.results.reader import Reconciliation, read_reconciliation
 from rooms.db.queries.analytics import AnalysisFinding, Owners
 from rooms.domain.ids import IdGenerator, OrganisationId, RoomId, SubscriptionId
+from tests.support.analysis_tables import write_tables
 
 OURS, THEIRS = OrganisationId("ours"), OrganisationId("theirs")
 ROOMS = {RoomId(1): OURS, RoomId(2): OURS, RoomId(3): THEIRS}
@@ -53,7 +56,14 @@ def incident(number: int, *subscriptions: str, minute: int = 0) -> dict[str, Any
 
 
 def shared(**tables: Sequence[dict[str, Any]]) -> list[AnalysisFinding]:
-    return list(findings_by_organisation(lambda name: tables.get(name, []), OWNERS))
+    return found_in(tables, OWNERS)
+
+
+def found_in(
+    tables: Mapping[str, Sequence[dict[str, Any]]], owners: Owners
+) -> list[AnalysisFinding]:
+    with TemporaryDirectory() as folder:
+        return list(findings_by_organisation(write_tables(Path(folder), tables), owners))
 
 
 def of(
@@ -134,7 +144,7 @@ def test_what_is_about_a_subscription_belongs_to_its_subscriber() -> None:
         ],
         "reconciliation": [{"hour": NOON, "room_id": 1, "delivered": 7}],
     }
-    findings = list(findings_by_organisation(lambda name: rows.get(name, []), shared_room))
+    findings = found_in(rows, shared_room)
     assert [one["subscriptions"] for one in of(findings, THEIRS, "incidents")] == [[guest]]
     assert [one["subscriptions"] for one in of(findings, OURS, "incidents")] == [[A], [A, B]]
     # Neither sees by the numbers how many incidents others had.
@@ -158,7 +168,7 @@ def test_a_common_incident_shows_a_subscriber_only_its_own_host() -> None:
             {**rollup(1, "c.test"), "subscription_id": guest},
         ],
     }
-    findings = list(findings_by_organisation(lambda name: rows.get(name, []), shared_room))
+    findings = found_in(rows, shared_room)
     (ours,), (theirs,) = of(findings, OURS, "incidents"), of(findings, THEIRS, "incidents")
     assert (ours["subscriptions"], theirs["subscriptions"]) == ([A], [guest])
     assert [one["value"] for one in ours["causes"]] == ["a.test", "503"]
@@ -187,7 +197,7 @@ def test_ages_belong_to_the_subscriber_and_what_needs_a_decision_is_first() -> N
         age(guest, "stuck", 90),
         age(None, "lost", 1),
     ]
-    found = list(findings_by_organisation(lambda name: {"ages": rows}.get(name, []), shared_room))
+    found = found_in({"ages": rows}, shared_room)
     ours, theirs = of(found, OURS, "ages"), of(found, THEIRS, "ages")
     assert [one["outcome"] for one in ours] == ["lost", "stuck", "waiting"]
     assert [one["oldest_age_s"] for one in theirs] == [90]
@@ -207,6 +217,22 @@ def test_hours_are_kept_for_two_weeks() -> None:
         rollups_hourly=[rollup(1, "a.test", hours=hours) for hours in (0, 14 * 24 - 1, 14 * 24)]
     )
     assert len(of(findings, OURS, "rollups_hourly")) == 2
+
+
+def test_old_hours_are_not_made_rows(tmp_path: Path) -> None:
+    """A log of a year has millions of them. The newest come first, of one hour by room."""
+    rows = [
+        rollup(room, "a.test", hours=hours) for hours in range(0, 400 * 24, 24) for room in (1, 2)
+    ]
+    tables = write_tables(tmp_path, {"rollups_hourly": rows})
+    found = list(tables.newest_rows("rollups_hourly", "hour", within=timedelta(days=14)))
+    days = [NOON - timedelta(days=days) for days in range(14)]
+    assert [(row["hour"], row["room_id"]) for row in found] == [
+        (day, room) for day in days for room in (2, 1)
+    ]
+    assert len(list(tables.newest_rows("rollups_hourly", "hour"))) == 800
+    assert len(tables.distinct("rollups_hourly", ("room_id", "target_host"))) == 2
+    assert list(tables.newest_rows("absent", "hour")) == []
 
 
 def books(gaps: Sequence[dict[str, Any]] = (), /, **columns: int) -> Reconciliation:
