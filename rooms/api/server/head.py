@@ -88,10 +88,10 @@ class RequestParser:
         self._messages_begun += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers are dropped."""
+        """Take a header without the blanks around it; trailers are dropped."""
         if not self._headers_complete:
             self.header_count += 1
-            self.header_map[name.lower()] = value
+            self.header_map[name.lower()] = value.strip(b" \t")
 
     def on_headers_complete(self) -> None:
         """Note whether the connection stays open after the request."""

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooms.api.server.framing import RequestFramer
-from rooms.api.server.head import MAX_HEAD_BYTES, MAX_HEADERS, RequestRejectedError
+from rooms.api.server.head import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    RequestParser,
+    RequestRejectedError,
+)
 
 Read = tuple[list[tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]], HTTPStatus | None]
 """Hold the requests (method, target, headers, body), and the refusal of the rest."""
@@ -117,6 +122,26 @@ def test_accepted_requests_match_llhttp(data: bytes) -> None:
             assert library.whole
             assert (library.method, library.target) == (head.method, head.target)
             assert (library.headers, library.body) == (head.headers, body)
+
+
+blanks = st.text(" \t", max_size=3).map(str.encode)
+values = st.tuples(blanks, st.sampled_from([b"", b"abc", b"a b\tc", b"Bearer x"]), blanks)
+
+
+@given(values=st.lists(values, max_size=4))
+def test_both_parsers_read_the_same_headers(values: list[tuple[bytes, bytes, bytes]]) -> None:
+    """Check that it makes no difference whether a request takes the fast path."""
+    lines = [b"X-%d:%b\r\n" % (number, b"".join(parts)) for number, parts in enumerate(values)]
+    data = LINE + b"".join(lines) + b"Content-Length: 3 \t\r\n\r\nabc"
+    framing, parser = RequestFramer(), RequestParser()
+    framing.feed(data)
+    head = framing.next_head()
+    assert head is not None
+    assert parser.read(data)
+    assert parser.header_map == head.header_map
+    assert parser.body == framing.next_body() == b"abc"
+    for number, (_, value, _) in enumerate(values):
+        assert parser.header_map[b"x-%d" % number] == value
 
 
 @pytest.mark.parametrize(
