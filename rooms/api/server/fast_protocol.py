@@ -80,6 +80,8 @@ class FastProtocol(AsgiProtocol):
         """No received byte waits to be read, and more may come."""
         self._head_begun = self._lingering = self._half_closed = False
         """Part of a head has come; only the end is awaited; the client sends no more."""
+        self._is_turn_planned = False
+        """A later turn of the loop reads on; nothing more is read from the socket until then."""
         self._body_bytes = BodyBytes(self._registry)
         self._write_stall = WriteStall()
 
@@ -121,7 +123,7 @@ class FastProtocol(AsgiProtocol):
         """Answer complete requests, then close; pulls and streams see a disconnect."""
         self._half_closed = True
         self._disconnected.set()
-        if not self._busy or self.transport.is_closing():
+        if not (self._busy or self._is_turn_planned) or self.transport.is_closing():
             return None
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
@@ -157,7 +159,6 @@ class FastProtocol(AsgiProtocol):
         if not self._lingering:
             self._framer.feed(data)
             self._read_buffered()
-            self._input_drained = self._framer.is_empty and not self._lingering
 
     def _answer_at_once(self, data: bytes) -> bool:
         """Begin to answer a complete hot request; return False where `data` is something else."""
@@ -185,7 +186,7 @@ class FastProtocol(AsgiProtocol):
         given = reader.header_map
         if given.get(b"host") != self._host:
             return False
-        if b"expect" in given or b"upgrade" in given or b"transfer-encoding" in given:
+        if b"expect" in given or b"upgrade" in given:
             return False
         self._busy, self._keep_alive = True, reader.keep_alive
         route, identity = found
@@ -268,11 +269,22 @@ class FastProtocol(AsgiProtocol):
         self.flow.resume_reading()
         if not self._input_drained:
             self._read_buffered()
-            self._input_drained = self._framer.is_empty and not self._lingering
-        if self._half_closed and not self._busy:
+        if self._half_closed:
+            self._close_after_end()
+
+    def _close_after_end(self) -> None:
+        """Close where the client has sent all, and nothing of it is left."""
+        if not (self._busy or self._is_turn_planned):
             self.transport.close()
 
     def _read_buffered(self) -> None:
+        if self._is_turn_planned:
+            self.flow.pause_reading()
+            return
+        self._read_requests()
+        self._input_drained = self._framer.is_empty and not self._lingering
+
+    def _read_requests(self) -> None:
         framer = self._framer
         try:
             while not self._busy and not self.transport.is_closing():
@@ -291,9 +303,30 @@ class FastProtocol(AsgiProtocol):
                 else:
                     self._feed_body(framer.next_body())
                 if not framer.at_head:
+                    if framer.is_interrupted:
+                        self._plan_turn()
                     return  # until more of the body comes
         except RequestRejectedError as exc:
             self._reject(exc.status, str(exc))
+
+    def _plan_turn(self) -> None:
+        self._is_turn_planned = True
+        self.flow.pause_reading()
+        self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read on in a body of many chunks, if its request is not answered already."""
+        self._is_turn_planned = False
+        if self.transport.is_closing() or self._lingering:
+            return
+        if self.cycle.response_complete:
+            self._framer.drain()
+            self._close(input_pending=True)
+            return
+        self.flow.resume_reading()
+        self._read_buffered()
+        if self._half_closed:
+            self._close_after_end()
 
     def _begin_request(self, head: RequestHead) -> None:
         self._awaits_first_request = self._head_begun = False
