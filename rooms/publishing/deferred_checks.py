@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rooms.errors import FieldProblem, InvalidError
+from rooms.errors import FieldProblem, InvalidError, TooLargeError
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.sandbox.client import CheckSandbox
@@ -17,12 +17,15 @@ from rooms.publishing.sandbox.frames import (
     Check,
     CheckOutcome,
     FilterCheck,
+    FilterMessage,
     SchemaCheck,
     SchemaCompile,
 )
 
 BASE_BUDGET_NS: Final = 10_000_000
 BUDGET_NS_PER_BYTE: Final = 50
+MAX_PENDING: Final = 20_000
+"""Most checks of one batch in the sandbox; they would use up its CPU time long before."""
 _PROBLEMS_NOT_LISTED: Final = (
     "does not match the schema of its event type; listing the problems takes too long"
 )
@@ -31,16 +34,24 @@ _MAX_HEADERS_BYTES: Final = 25_000
 """Bound that `rooms.publishing.cel_bounds` assumes; published messages stay below it."""
 
 
-class DeferredChecks:
-    """Hold the results of one request's checks, and the checks that are pending."""
+_PendingCheck = tuple[PayloadSchema | MessageFilter, int, Check]
+"""Hold what is asked, the index of the message, and the check."""
 
-    __slots__ = ("_results", "pending")
+
+class DeferredChecks:
+    """Hold the results of one request's checks, and the checks that are pending.
+
+    `problems` and `filter_result` raise TooLargeError where a batch has too many that are pending.
+    """
+
+    __slots__ = ("_messages", "_results", "pending")
 
     def __init__(self) -> None:
         self._results: dict[
             tuple[PayloadSchema | MessageFilter, int], list[FieldProblem] | FilterResult
         ] = {}
-        self.pending: list[tuple[PayloadSchema | MessageFilter, int, Check]] = []
+        self._messages: dict[int, FilterMessage] = {}
+        self.pending: list[_PendingCheck] = []
 
     def problems(
         self, schema: PayloadSchema, index: int, payload: bytes, at: str
@@ -49,7 +60,7 @@ class DeferredChecks:
         found = self._results.get((schema, index))
         if isinstance(found, list):
             return found
-        self.pending.append((schema, index, SchemaCheck(schema.text, payload, at)))
+        self._add(schema, index, SchemaCheck(schema.text, payload, at))
         return []
 
     def filter_result(
@@ -59,20 +70,41 @@ class DeferredChecks:
         found = self._results.get((message_filter, index))
         if isinstance(found, FilterResult):
             return found
-        self.pending.append(
-            (message_filter, index, _filter_check(message_filter.expression, subject))
-        )
+        message = self._messages.get(index)
+        if message is None:
+            message = self._messages[index] = _filter_message(subject)
+        self._add(message_filter, index, FilterCheck(message_filter.expression, message))
         return FilterResult(matches=True)
+
+    def _add(self, subject: PayloadSchema | MessageFilter, index: int, check: Check) -> None:
+        # One message passes with any number of filters: it cannot be divided.
+        if len(self.pending) >= MAX_PENDING and index != self.pending[0][1]:
+            raise TooLargeError(
+                f"messages: more than {MAX_PENDING} of their validations and filters may take long;"
+                " publish fewer messages at a time"
+            )
+        self.pending.append((subject, index, check))
 
     async def run(self, sandbox: CheckSandbox, tenant: str) -> None:
         """Run the pending checks. TransientError: they cannot run now."""
-        pending, self.pending = self.pending, []
+        pending = sorted(self.pending, key=_job_order)
+        self.pending = []
+        self._messages.clear()
         outcomes = await sandbox.run(tenant, [check for _, _, check in pending])
         for (subject, index, check), outcome in zip(pending, outcomes, strict=True):
             if isinstance(check, FilterCheck):
                 self._results[subject, index] = _filter_result(outcome, sandbox)
             else:
                 self._results[subject, index] = _problems(outcome, check.at, sandbox)
+
+
+def _job_order(pending: _PendingCheck) -> tuple[bool, int]:
+    """Order the checks of each schema one behind another, so that few jobs contain it.
+
+    Filters come last: a filter without a result lets its message through, a validation does not.
+    """
+    check = pending[2]
+    return (True, 0) if isinstance(check, FilterCheck) else (False, id(check.schema))
 
 
 class ChecksPendingError(Exception):
@@ -111,7 +143,7 @@ class Checker:
         if small and message_filter.cost_ns(size) <= BASE_BUDGET_NS + BUDGET_NS_PER_BYTE * size:
             return message_filter.evaluate(subject)
         (outcome,) = await self._sandbox.run(
-            tenant, [_filter_check(message_filter.expression, subject)]
+            tenant, [FilterCheck(message_filter.expression, _filter_message(subject))]
         )
         return _filter_result(outcome, self._sandbox)
 
@@ -135,7 +167,7 @@ async def evaluate_all(
             found[index] = FilterResult(matches=True, error="it took too long for other messages")
             continue
         (outcome,) = await sandbox.run(
-            "", [_filter_check(message_filter.expression, messages[index])]
+            "", [FilterCheck(message_filter.expression, _filter_message(messages[index]))]
         )
         late += outcome.late
         found[index] = _filter_result(outcome, sandbox)
@@ -146,9 +178,8 @@ def _headers_bytes(headers: Mapping[str, str]) -> int:
     return sum(len(name) + len(value) + 8 for name, value in headers.items())
 
 
-def _filter_check(expression: str, subject: FilterInput) -> FilterCheck:
-    return FilterCheck(
-        expression,
+def _filter_message(subject: FilterInput) -> FilterMessage:
+    return FilterMessage(
         subject.payload,
         dict(subject.headers),
         subject.event_type,

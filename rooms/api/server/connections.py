@@ -77,6 +77,36 @@ class ConnectionLimits:
         )
 
 
+class WriteStall:
+    """Find a client that reads almost nothing while answers wait for it."""
+
+    __slots__ = ("_resumes", "_since")
+
+    def __init__(self) -> None:
+        self._resumes = 0
+        self._since: tuple[int, float, int] | None = None
+        """Resumes of writing, time and unsent bytes at the start of the stall."""
+
+    def note_reading(self) -> None:
+        """Note that the client has read what waited, so that writing resumes."""
+        self._resumes += 1
+
+    def clear(self) -> None:
+        """End the stall: nothing waits."""
+        self._since = None
+
+    def is_too_slow(self, now: float, unsent: int, limits: ConnectionLimits) -> bool:
+        """Return whether it has read too little over `write_timeout_s`. `unsent`: waiting bytes."""
+        if self._since is None or self._since[0] != self._resumes:
+            self._since = (self._resumes, now, unsent)
+            return False
+        _, since, before = self._since
+        if now - since < limits.write_timeout_s:
+            return False
+        self._since = None
+        return before - unsent < limits.body_bytes_per_s * limits.write_timeout_s
+
+
 class ClientConnection(Protocol):
     """Be one of the bounded connections."""
 

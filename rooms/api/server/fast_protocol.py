@@ -16,7 +16,8 @@ from typing import Any, Final, cast
 
 from rooms.api.certificates import STATE_KEY, ClientCertificate
 from rooms.api.fast_routes import FastRoutes, ResponseParts
-from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
+from rooms.api.server.body_bytes import BodyBytes
+from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry, WriteStall
 from rooms.api.server.framing import RequestFramer
 from rooms.api.server.head import (
     MAX_HEAD_BYTES,
@@ -79,16 +80,10 @@ class FastProtocol(AsgiProtocol):
         """No received byte waits to be read, and more may come."""
         self._head_begun = self._lingering = self._half_closed = False
         """Part of a head has come; only the end is awaited; the client sends no more."""
-        self._body_bytes_since_check = 0
-        """Bytes of the body under way since its rate was last measured."""
-        self._body_bytes = 0
-        """All bytes of the body under way."""
-        self._body_organisation: OrganisationId | None = None
-        self._body_bytes_counted = 0
-        """Those that count for the organisation."""
-        self._write_stall: tuple[int, float, int] | None = None
-        """Since the client seems to read nothing: resumes of writing, time, unsent bytes."""
-        self._write_resumes = 0
+        self._is_turn_planned = False
+        """A later turn of the loop reads on; nothing more is read from the socket until then."""
+        self._body_bytes = BodyBytes(self._registry)
+        self._write_stall = WriteStall()
 
     @property
     def address(self) -> str | None:
@@ -120,7 +115,7 @@ class FastProtocol(AsgiProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the answers under way, and release what the connection held."""
         self._registry.remove(self)
-        self._release_body()
+        self._body_bytes.release()
         self._disconnected.set()
         super().connection_lost(exc)
 
@@ -128,7 +123,7 @@ class FastProtocol(AsgiProtocol):
         """Answer complete requests, then close; pulls and streams see a disconnect."""
         self._half_closed = True
         self._disconnected.set()
-        if not self._busy or self.transport.is_closing():
+        if not (self._busy or self._is_turn_planned) or self.transport.is_closing():
             return None
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
@@ -148,7 +143,7 @@ class FastProtocol(AsgiProtocol):
 
     def resume_writing(self) -> None:
         """Note that the client reads."""
-        self._write_resumes += 1
+        self._write_stall.note_reading()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -164,7 +159,6 @@ class FastProtocol(AsgiProtocol):
         if not self._lingering:
             self._framer.feed(data)
             self._read_buffered()
-            self._input_drained = self._framer.is_empty and not self._lingering
 
     def _answer_at_once(self, data: bytes) -> bool:
         """Begin to answer a complete hot request; return False where `data` is something else."""
@@ -192,7 +186,7 @@ class FastProtocol(AsgiProtocol):
         given = reader.header_map
         if given.get(b"host") != self._host:
             return False
-        if b"expect" in given or b"upgrade" in given or b"transfer-encoding" in given:
+        if b"expect" in given or b"upgrade" in given:
             return False
         self._busy, self._keep_alive = True, reader.keep_alive
         route, identity = found
@@ -266,8 +260,8 @@ class FastProtocol(AsgiProtocol):
     def _on_answered(self) -> None:
         """Take the next request."""
         self._busy = False
-        if self._body_organisation is not None:
-            self._release_body()
+        if self._body_bytes.organisation is not None:
+            self._body_bytes.release()
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._lingering:
             return
@@ -275,11 +269,22 @@ class FastProtocol(AsgiProtocol):
         self.flow.resume_reading()
         if not self._input_drained:
             self._read_buffered()
-            self._input_drained = self._framer.is_empty and not self._lingering
-        if self._half_closed and not self._busy:
+        if self._half_closed:
+            self._close_after_end()
+
+    def _close_after_end(self) -> None:
+        """Close where the client has sent all, and nothing of it is left."""
+        if not (self._busy or self._is_turn_planned):
             self.transport.close()
 
     def _read_buffered(self) -> None:
+        if self._is_turn_planned:
+            self.flow.pause_reading()
+            return
+        self._read_requests()
+        self._input_drained = self._framer.is_empty and not self._lingering
+
+    def _read_requests(self) -> None:
         framer = self._framer
         try:
             while not self._busy and not self.transport.is_closing():
@@ -298,9 +303,30 @@ class FastProtocol(AsgiProtocol):
                 else:
                     self._feed_body(framer.next_body())
                 if not framer.at_head:
+                    if framer.is_interrupted:
+                        self._plan_turn()
                     return  # until more of the body comes
         except RequestRejectedError as exc:
             self._reject(exc.status, str(exc))
+
+    def _plan_turn(self) -> None:
+        self._is_turn_planned = True
+        self.flow.pause_reading()
+        self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read on in a body of many chunks, if its request is not answered already."""
+        self._is_turn_planned = False
+        if self.transport.is_closing() or self._lingering:
+            return
+        if self.cycle.response_complete:
+            self._framer.drain()
+            self._close(input_pending=True)
+            return
+        self.flow.resume_reading()
+        self._read_buffered()
+        if self._half_closed:
+            self._close_after_end()
 
     def _begin_request(self, head: RequestHead) -> None:
         self._awaits_first_request = self._head_begun = False
@@ -337,15 +363,14 @@ class FastProtocol(AsgiProtocol):
                 )
                 return
         self.start_asgi_cycle(head)
-        self._body_bytes_since_check = self._body_bytes = 0
+        self._body_bytes.begin()
         self._waiting_since = self.loop.time()
         self._feed_body(body)
 
     def _feed_body(self, body: bytes) -> None:
         """Pass on a part of the body."""
-        self._body_bytes_since_check += len(body)
-        self._body_bytes += len(body)
-        if not self._count_body():
+        self._body_bytes.add(len(body))
+        if not self._reserve_body():
             raise RequestRejectedError(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_BODIES)
         if body:
             self.on_body(body)
@@ -353,28 +378,12 @@ class FastProtocol(AsgiProtocol):
             self.on_message_complete()
             self._busy = not self.cycle.response_complete
 
-    def _count_body(self) -> bool:
-        """Count the received bytes of a large body for its organisation. False: it has too many.
-
-        Bytes that come before the key was checked are counted with the next part, or at the next
-        check.
-        """
-        more = self._body_bytes - self._registry.limits.small_body_bytes - self._body_bytes_counted
-        if more <= 0 or self.cycle.response_complete:
+    def _reserve_body(self) -> bool:
+        """Reserve the bytes of a large body for its organisation. False: it has too many."""
+        if not self._body_bytes.unreserved or self.cycle.response_complete:
             return True
         self._record_principal()
-        organisation = self._body_organisation = self._body_organisation or self._organisation
-        if organisation is None:
-            return True
-        if not self._registry.reserve_body_bytes(organisation, more):
-            return False
-        self._body_bytes_counted += more
-        return True
-
-    def _release_body(self) -> None:
-        if self._body_organisation is not None and self._body_bytes_counted:
-            self._registry.release_body_bytes(self._body_organisation, self._body_bytes_counted)
-        self._body_organisation, self._body_bytes_counted = None, 0
+        return self._body_bytes.reserve(self._organisation)
 
     def _upgrade_to_websocket(self, head: RequestHead) -> None:
         self.flow.resume_reading()
@@ -436,7 +445,7 @@ class FastProtocol(AsgiProtocol):
         if self.transport.is_closing() or self.flow.write_paused:
             self._check_slow_reader(now)
             return
-        self._write_stall = None
+        self._write_stall.clear()
         waited_s = now - self._waiting_since
         if self._lingering:
             if waited_s >= bounds.linger_s:
@@ -456,19 +465,17 @@ class FastProtocol(AsgiProtocol):
 
     def _check_body(self, now: float) -> None:
         bounds = self._registry.limits
-        if not self._count_body():
+        if not self._reserve_body():
             self._reject(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY_BODIES)
             return
         if self.flow.read_paused:
-            self._waiting_since, self._body_bytes_since_check = (
-                now,
-                0,
-            )  # the application does not read
+            # The application does not read.
+            self._waiting_since, self._body_bytes.since_check = now, 0
             return
         over_s = now - self._waiting_since - bounds.grace_s
         if over_s > 0 and (
             self.cycle.response_complete
-            or self._body_bytes_since_check < over_s * bounds.body_bytes_per_s
+            or self._body_bytes.since_check < over_s * bounds.body_bytes_per_s
         ):
             self._time_out(
                 "the body of the request did not come in time", silent=self.cycle.response_complete
@@ -483,17 +490,10 @@ class FastProtocol(AsgiProtocol):
 
     def _check_slow_reader(self, now: float) -> None:
         """Drop a client that reads almost nothing."""
-        bounds = self._registry.limits
         unsent = self.transport.get_write_buffer_size()
-        if self._write_stall is None or self._write_stall[0] != self._write_resumes:
-            self._write_stall = (self._write_resumes, now, unsent)
-            return
-        _, since, before = self._write_stall
-        if now - since >= bounds.write_timeout_s:
-            if before - unsent < bounds.body_bytes_per_s * bounds.write_timeout_s:
-                self._registry.count_closed("slow_reader")
-                self.drop()
-            self._write_stall = None
+        if self._write_stall.is_too_slow(now, unsent, self._registry.limits):
+            self._registry.count_closed("slow_reader")
+            self.drop()
 
 
 async def _given(parts: ResponseParts) -> ResponseParts:

@@ -4,6 +4,7 @@ Everything is bounded before it is parsed. Trailers are checked for their size a
 9110, 6.5.1 only merges those whose meaning is known.
 """
 
+import re
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Final
@@ -18,11 +19,14 @@ from rooms.api.server.head import (
     too_many_headers,
 )
 
+MAX_PARTS: Final = 300
+"""Most parts of a body that are read at a time: 100 chunks with their sizes and ends."""
 _MAX_CHUNK_LINE_BYTES: Final = 256
 _MAX_SIZE_DIGITS: Final = 15
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 _FIRST_BYTES: Final = frozenset(b"\rABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _HEAD_END: Final = b"\r\n\r\n"
+_EMPTY_LINES: Final = re.compile(rb"(?:\r\n)+")
 
 
 class _Stage(Enum):
@@ -38,7 +42,7 @@ class _Stage(Enum):
 class RequestFramer:
     """Split the bytes that `feed` receives. RequestRejectedError: the rest cannot be read."""
 
-    __slots__ = ("_buffer", "_remaining", "_scanned", "_stage")
+    __slots__ = ("_buffer", "_pieces", "_remaining", "_scanned", "_stage", "is_interrupted")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -47,6 +51,10 @@ class RequestFramer:
         self._remaining = 0
         """Bytes of the body, or of the chunk, that are still to come."""
         self._stage = _Stage.HEAD
+        self._pieces: list[bytes] = []
+        """Content that `next_body` has read, and not returned yet."""
+        self.is_interrupted = False
+        """`next_body` must be called again, although nothing more has come."""
 
     @property
     def at_head(self) -> bool:
@@ -74,8 +82,8 @@ class RequestFramer:
     def next_head(self) -> RequestHead | None:
         """Read the next head; None: it is not complete."""
         buffer = self._buffer
-        while buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: empty lines before a request
-            del buffer[:2]
+        if empty := _EMPTY_LINES.match(buffer):  # RFC 9112, 2.2: empty lines before a request
+            del buffer[: empty.end()]
             self._scanned = 0
         if not buffer:
             return None
@@ -96,11 +104,20 @@ class RequestFramer:
         return head
 
     def next_body(self) -> bytes:
-        """Take the received part of the body; it is the last one if `at_head` holds then."""
-        pieces: list[bytes] = []
-        while self._stage is not _Stage.HEAD and self._read_part(pieces):
-            pass
-        return b"".join(pieces)
+        """Take the received part of the body; it is the last one if `at_head` holds then.
+
+        At most `MAX_PARTS` are read, since chunks of one byte would keep the event loop. If there
+        may be more, `is_interrupted` holds then, and a later call returns the content.
+        """
+        if self.at_head:
+            return b""
+        for _ in range(MAX_PARTS):
+            if not self._read_part(self._pieces) or self.at_head:
+                self.is_interrupted = False
+                content, self._pieces = b"".join(self._pieces), []
+                return content
+        self.is_interrupted = True
+        return b""
 
     def _read_part(self, pieces: list[bytes]) -> bool:
         """Read one part of the body; False: it is not complete."""

@@ -44,13 +44,16 @@ class RequestRejectedError(Exception):
         self.status = status
 
 
+class _OtherRequestError(Exception):
+    """Stop llhttp: the fast path does not take what comes."""
+
+
 class RequestParser:
     """Parse complete requests with llhttp; the attributes describe the last one."""
 
     __slots__ = (
-        "_headers_complete",
-        "_messages_begun",
-        "_messages_complete",
+        "_begun",
+        "_complete",
         "_parser",
         "body",
         "header_count",
@@ -65,37 +68,39 @@ class RequestParser:
     def _reset(self) -> None:
         self.header_map: dict[bytes, bytes] = {}
         self.body = b""
-        self.header_count = self._messages_begun = self._messages_complete = 0
-        self._headers_complete = False
+        self.header_count = 0
+        self._begun = self._complete = False
 
     def read(self, data: bytes) -> bool:
-        """Read one request that is all of `data`, without repeated headers; False: it is not."""
+        """Read one request that is all of `data`, without repeated headers; False: it is not.
+
+        A body in chunks is not read either: each chunk, of one byte perhaps, is a call.
+        """
         self._reset()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._messages_complete = 0
-        if (
-            self._messages_begun == self._messages_complete == 1
-            and len(self.header_map) == self.header_count
-        ):
+            self._complete = False
+        if self._complete and len(self.header_map) == self.header_count:
             return True
         self._parser = httptools.HttpRequestParser(self)
         return False
 
     def on_message_begin(self) -> None:
-        """Count the request."""
-        self._messages_begun += 1
+        """Stop at a second request."""
+        if self._begun:
+            raise _OtherRequestError
+        self._begun = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers are dropped."""
-        if not self._headers_complete:
-            self.header_count += 1
-            self.header_map[name.lower()] = value
+        """Take a header without the blanks around it."""
+        self.header_count += 1
+        self.header_map[name.lower()] = value.strip(b" \t")
 
     def on_headers_complete(self) -> None:
         """Note whether the connection stays open after the request."""
-        self._headers_complete = True
+        if b"transfer-encoding" in self.header_map:
+            raise _OtherRequestError
         self.keep_alive = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
@@ -103,8 +108,8 @@ class RequestParser:
         self.body += body
 
     def on_message_complete(self) -> None:
-        """Count the end of the request."""
-        self._messages_complete += 1
+        """Note the end of the request."""
+        self._complete = True
 
 
 class _HeadParser:

@@ -26,9 +26,11 @@ from rooms.publishing.sandbox.frames import (
     HEADER,
     CheckJob,
     CheckOutcome,
-    FilterCheck,
-    SchemaCheck,
-    SchemaCompile,
+    CompileTask,
+    FilterMessage,
+    FilterTask,
+    SchemaTask,
+    Task,
     decode_job,
     encode_frame,
 )
@@ -64,40 +66,39 @@ class _CheckServer:
 
     def _run_job(self, job: CheckJob) -> None:
         left_ms = job.cpu_ms
-        for check, each_ms in zip(job.checks, job.each_ms, strict=True):
+        for task in job.tasks:
             begun = time.process_time()
-            signal.setitimer(signal.ITIMER_PROF, max(min(left_ms, each_ms), 1.0) / 1000)
-            outcome = self._run_check(check)
+            limit_ms = min(left_ms, job.filter_ms) if isinstance(task, FilterTask) else left_ms
+            signal.setitimer(signal.ITIMER_PROF, max(limit_ms, 1.0) / 1000)
+            outcome = self._run_task(job, task)
             signal.setitimer(signal.ITIMER_PROF, 0)
             outcome.cpu_ms = (time.process_time() - begun) * 1000
             left_ms -= outcome.cpu_ms
             self._write(outcome)
 
-    def _run_check(self, check: SchemaCheck | SchemaCompile | FilterCheck) -> CheckOutcome:
-        match check:
-            case FilterCheck():
-                return _evaluate_filter(check)
-            case SchemaCompile():
-                return _compile_schema(check)
-            case SchemaCheck():
-                return self._check_payload(check)
+    def _run_task(self, job: CheckJob, task: Task) -> CheckOutcome:
+        match task:
+            case FilterTask(expression, message):
+                return _evaluate_filter(job.expressions[expression], job.messages[message])
+            case CompileTask(schema, at):
+                return _compile_schema(job.texts[schema], at)
+            case SchemaTask(schema, payload, at):
+                return self._check_payload(job.texts[schema], job.texts[payload], at)
 
-    def _check_payload(self, check: SchemaCheck) -> CheckOutcome:
+    def _check_payload(self, schema_text: bytes, payload: bytes, at: str) -> CheckOutcome:
         try:
-            schema = _load_schema(check.schema)
-            value = msgspec.json.decode(check.payload)
+            schema = _load_schema(schema_text)
+            value = msgspec.json.decode(payload)
             fits = schema.is_valid(value)
         except InvalidError as exc:
             return _problems_outcome(exc.problems)
         except (ValueError, RecursionError) as exc:
-            return _problems_outcome(
-                [FieldProblem(check.at, f"cannot be validated: {str(exc)[:300]}")]
-            )
+            return _problems_outcome([FieldProblem(at, f"cannot be validated: {str(exc)[:300]}")])
         if fits:
             return CheckOutcome()
         # Listing the problems takes longer than finding that there is one.
         self._write(CheckOutcome(final=False))
-        return _problems_outcome(schema.list_problems(value, check.at))
+        return _problems_outcome(schema.list_problems(value, at))
 
     def _write(self, outcome: CheckOutcome) -> None:
         left = memoryview(encode_frame(outcome))
@@ -105,28 +106,27 @@ class _CheckServer:
             left = left[os.write(self._outcomes, left) :]
 
 
-def _compile_schema(check: SchemaCompile) -> CheckOutcome:
+def _compile_schema(text: bytes, at: str) -> CheckOutcome:
     try:
-        PayloadSchema(
-            msgspec.json.decode(check.schema), field=check.at, max_bytes=_NO_LIMIT, compiled=True
-        )
+        PayloadSchema(msgspec.json.decode(text), field=at, max_bytes=_NO_LIMIT, compiled=True)
     except InvalidError as exc:
         return _problems_outcome(exc.problems)
     return CheckOutcome()
 
 
-def _evaluate_filter(check: FilterCheck) -> CheckOutcome:
-    judgement = _cached_filter(check.expression).evaluate(
+def _evaluate_filter(expression: str, message: FilterMessage) -> CheckOutcome:
+    # Each check decodes the message: what the library has decoded grows with each evaluation.
+    found = _cached_filter(expression).evaluate(
         FilterInput(
-            payload=check.payload,
-            headers=check.headers,
-            event_type=check.event_type,
-            event_version=check.event_version,
-            ordering_key=check.ordering_key,
-            priority=check.priority,
+            payload=message.payload,
+            headers=message.headers,
+            event_type=message.event_type,
+            event_version=message.event_version,
+            ordering_key=message.ordering_key,
+            priority=message.priority,
         )
     )
-    return CheckOutcome(matches=judgement.matches, error=judgement.error)
+    return CheckOutcome(matches=found.matches, error=found.error)
 
 
 def _problems_outcome(problems: list[FieldProblem] | tuple[FieldProblem, ...]) -> CheckOutcome:

@@ -21,9 +21,10 @@ from rooms.publishing.sandbox.frames import (
     Check,
     CheckJob,
     CheckOutcome,
-    FilterCheck,
+    FilterTask,
     decode_outcome,
     encode_frame,
+    make_job,
 )
 
 _log = logging.getLogger(__name__)
@@ -33,10 +34,10 @@ MAX_WAITING: Final = 32
 _WAIT_TIMEOUT_S: Final = 20.0
 _START_TIMEOUT_S: Final = 60.0
 _IDLE_TIMEOUT_S: Final = 60.0
-_MAX_DEATHS_PER_JOB: Final = 3
-"""A job is given up after so many processes died with it."""
-_FILTERS_PER_JOB_TIME: Final = 4
-"""One filter may use this fraction of a job's CPU time."""
+_MAX_DEATHS_PER_REQUEST: Final = 3
+"""A request's checks are given up after so many processes died with them."""
+_FILTERS_PER_REQUEST_TIME: Final = 4
+"""One filter may use this fraction of a request's CPU time."""
 _HANG_FACTOR: Final = 20
 """A process hangs if it runs this many times longer than its limit of CPU time."""
 _CHECK_SIGNALS: Final = (
@@ -107,24 +108,15 @@ class CheckSandbox:
 
     async def _run_checks(self, checks: Sequence[Check], done: list[CheckOutcome]) -> None:
         loop, left_ms, lost = asyncio.get_running_loop(), float(self.cpu_ms), 0
+        filter_ms = self.cpu_ms / _FILTERS_PER_REQUEST_TIME
         while len(done) < len(checks):
-            if left_ms <= 0 or lost >= _MAX_DEATHS_PER_JOB:
-                done += [CheckOutcome(late=True) for _ in checks[len(done) :]]
-                return
             process = await self._get_process()
-            rest = checks[len(done) :]
-            each_ms = [
-                self.cpu_ms / _FILTERS_PER_JOB_TIME
-                if isinstance(check, FilterCheck)
-                else self.cpu_ms
-                for check in rest
-            ]
+            # Checks of less than a millisecond are done even where no time is left.
+            job = make_job(checks, len(done), cpu_ms=left_ms, filter_ms=filter_ms)
             found: list[CheckOutcome] = []
             begun_s = loop.time()
             try:
-                await process.run_job(
-                    CheckJob(left_ms, each_ms, list(rest)), found, self.cpu_ms / 1000 * _HANG_FACTOR
-                )
+                await process.run_job(job, found, self.cpu_ms / 1000 * _HANG_FACTOR)
             except _ProcessDiedError as exc:
                 await self._end(process)
                 lost += 1
@@ -138,15 +130,21 @@ class CheckSandbox:
                         "a check ended its sandbox process with %s and counts as late", exc
                     )
                     # Its CPU time is unknown: at most its share, and at most the elapsed time.
-                    left_ms -= min(each_ms[len(found)], (loop.time() - begun_s) * 1000)
+                    is_filter = isinstance(job.tasks[len(found)], FilterTask)
+                    left_ms -= min(
+                        filter_ms if is_filter else self.cpu_ms, (loop.time() - begun_s) * 1000
+                    )
                     done.append(CheckOutcome(final=not listing, late=True))
-                elif lost >= _MAX_DEATHS_PER_JOB:
+                elif lost >= _MAX_DEATHS_PER_REQUEST:
                     raise TransientError(f"sandbox processes end with {exc}") from exc
+                if left_ms <= 0 or lost >= _MAX_DEATHS_PER_REQUEST:
+                    done += [CheckOutcome(late=True) for _ in checks[len(done) :]]
             except BaseException:
                 await self._end(process)
                 raise
             else:
                 done += found
+                left_ms -= sum(one.cpu_ms for one in found)
                 self._keep_idle(process)
 
     async def _get_process(self) -> "_CheckProcess":
@@ -205,7 +203,7 @@ class _CheckProcess:
         return self._process.returncode is None
 
     async def run_job(self, job: CheckJob, found: list[CheckOutcome], backstop_s: float) -> None:
-        """Run a job, and append an outcome to `found` for each check.
+        """Run a job, and append an outcome to `found` for each task.
 
         _ProcessDiedError: the process ended, or exceeded its deadline.
         """
@@ -213,7 +211,7 @@ class _CheckProcess:
             async with asyncio.timeout(_START_TIMEOUT_S + backstop_s):
                 self._jobs.write(encode_frame(job))
                 await self._jobs.drain()
-                while len(found) < len(job.checks) or not found[-1].final:
+                while len(found) < len(job.tasks) or not found[-1].final:
                     (size,) = HEADER.unpack(await self._outcomes.readexactly(HEADER.size))
                     outcome = decode_outcome(await self._outcomes.readexactly(size))
                     if found and not found[-1].final:

@@ -105,6 +105,46 @@ async def test_a_sandboxed_schema_accepts_and_refuses_like_any_other(
     assert house.run("SELECT count(*) FROM messages") == [(4,)]
 
 
+async def test_a_batch_by_a_large_schema_is_accepted(database: str, house: House) -> None:
+    """Check that the schema is not copied for each message, which took a second and its memory."""
+    room = house.room()
+    properties = {f"p{number}": {"type": "integer", "title": "t" * 30} for number in range(3_500)}
+    schema = {"properties": properties, "uniqueItems": True}
+    assert 200_000 < len(json.dumps(schema)) < 256 * 1024
+    house.event_type(room, schemas=[schema])
+    async with open_desk(database, ROOMS_VALIDATION_MS="10000") as desk:
+        answer = await desk.publisher.publish_batch(
+            house.principal, room, batch(*({"p1": number} for number in range(1_000))), None
+        )
+        assert answer.status == 202
+        assert b'rooms_sandbox_checks_total{outcome="done"} 1000.0' in desk.metrics.render()
+        with pytest.raises(InvalidError) as caught:
+            await desk.publisher.publish_batch(
+                house.principal, room, batch(*({"p1": number} for number in range(999)), {"p1": "x"}), None
+            )  # fmt: skip
+        assert [one.field for one in caught.value.problems] == ["messages[999].payload.p1"]
+    assert house.run("SELECT count(*) FROM messages") == [(1_000,)]
+
+
+async def test_filters_of_several_jobs_match_as_one_would(database: str, house: House) -> None:
+    """Check a batch whose messages are too large for one job."""
+    room = house.room()
+    house.event_type(room)
+    wants = [
+        house.subscription(
+            room, wanted=f"payload.l.filter(x, x > 1).size() == 298 && payload.n % 4 == {number}"
+        )
+        for number in range(4)
+    ]
+    messages = [{"n": n, "l": list(range(300)), "pad": "x" * 250_000} for n in range(12)]
+    async with open_desk(database, ROOMS_VALIDATION_MS="10000") as desk:
+        answer = await desk.publisher.publish_batch(house.principal, room, batch(*messages), None)
+        assert answer.status == 202
+        assert b"rooms_filter_errors_total 0.0" in desk.metrics.render()
+    found = house.run("SELECT subscription_id::text FROM deliveries")
+    assert sorted(found) == sorted((one,) for one in wants * 3)
+
+
 async def test_a_filter_beyond_the_budget_runs_in_the_sandbox(desk: Desk, house: House) -> None:
     room = house.room()
     house.event_type(room)

@@ -33,6 +33,10 @@ WHOLE: Final[dict[str, tuple[bytes, int]]] = {
     "ack": (post("/v1/subscriptions/9/ack"), 1),
     "no body": (post(PUBLISH, b""), 1),
     "with a key": (post(PUBLISH, b"{}", "Idempotency-Key: one", "idempotency-key: two"), 1),
+    "with blanks": (
+        post(PUBLISH, b"{}", "Idempotency-Key:\t key \t").replace(b" ours", b" ours \t"),
+        1,
+    ),
     "replayed": (post(PUBLISH, b"again"), 1),
     "in chunks": (
         post(PUBLISH, b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
@@ -144,6 +148,19 @@ async def test_many_requests_share_a_connection_whatever_they_are() -> None:
             assert body in content
         assert place.service.passed_on == 10
         assert place.state.total_requests == 30
+
+
+@pytest.mark.parametrize("blank", [" ", "\t"])
+async def test_blanks_behind_a_header_are_no_part_of_it(blank: str) -> None:
+    """Check that the first request of a connection, and later ones, get the same answer."""
+    request = post(PUBLISH, b"{}", f"Idempotency-Key: abc{blank}")
+    request = request.replace(b" ours", b" ours" + blank.encode())
+    async with served() as place, connected(place) as (reader, writer):
+        for _ in range(2):
+            writer.write(request)
+            head, body = await answer_from(reader)
+            assert head.startswith(b"HTTP/1.1 202 ")
+            assert body == repr((7, b"{}", "abc")).encode()
 
 
 @pytest.mark.parametrize("path", [PUBLISH, "/else"])

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from rooms.api.server.connections import ConnectionLimits
+from rooms.api.server.framing import MAX_PARTS, RequestFramer
 from rooms.api.server.responses import SECURITY_HEADERS
 from tests.support.http_listener import PUBLISH, Place, answer_from, connected, post, served
 from tests.support.installation import PATIENCE_S
@@ -153,6 +154,74 @@ async def test_trailers_are_never_headers(authorized: bool) -> None:  # noqa: FB
             assert body == repr((7, b"abc", None)).encode()
         else:
             assert not place.service.published
+
+
+DIGITS: Final = b"".join(b"%d" % (number % 10) for number in range(40_000))
+TINY: Final = b"".join(b"1\r\n%c\r\n" % digit for digit in DIGITS)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return what grows by one with each part of a body that is parsed."""
+    parsed: list[bytes] = []
+    read_part = RequestFramer._read_part
+
+    def count(framer: RequestFramer, pieces: list[bytes]) -> bool:
+        parsed.append(b"")
+        return read_part(framer, pieces)
+
+    monkeypatch.setattr(RequestFramer, "_read_part", count)
+    return parsed
+
+
+async def test_tiny_chunks_do_not_keep_the_loop(parts: list[bytes]) -> None:
+    """Check that a read of 256 KiB, which holds 40,000 chunks, is parsed in many turns."""
+    most, last = 0, 0
+    async with served() as place, connected(place) as (reader, writer):
+        for _ in range(2):
+            writer.write(post("/else", TINY, CHUNKED))
+            await writer.drain()
+            end = len(parts) + 3 * len(DIGITS)
+            while len(parts) < end:
+                await asyncio.sleep(0)
+                most, last = max(most, len(parts) - last), len(parts)
+            writer.write(b"0\r\n\r\n" + post(PUBLISH, b"behind"))
+            head, body = await answer_from(reader)
+            assert head.startswith(b"HTTP/1.1 404 ")
+            assert repr(DIGITS).encode() in body
+            _, body = await answer_from(reader)
+            assert b"behind" in body
+    # Of one turn: the end of what was kept, and a slice of what was just read.
+    assert 0 < most <= 2 * MAX_PARTS
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_body_of_tiny_chunks_is_complete_however_it_is_cut(path: str) -> None:
+    """Check requests behind it as well, although the client has sent its end."""
+    digits = DIGITS[:1_000]
+    request = post(path, TINY[: 6 * len(digits)] + b"0\r\nX: y\r\n\r\n", CHUNKED)
+    behind = post(PUBLISH, b"behind")
+    async with served() as place:
+        for size in (len(request + behind), 4_000, 601, 100):
+            data = request + behind + request + behind
+            pieces = [data[at : at + size] for at in range(0, len(data), size)]
+            found = await answers(place, pieces)
+            assert [digits in body for _, body in found] == [True, False] * 2
+            assert [b"behind" in body for _, body in found] == [False, True] * 2
+
+
+async def test_chunks_behind_an_early_answer_end_the_connection(parts: list[bytes]) -> None:
+    """Check that a client without a key cannot have its chunks parsed without end."""
+    async with served() as place, connected(place) as (reader, writer):
+        writer.write(post("/early", TINY, CHUNKED))
+        head, _ = await answer_from(reader)
+        assert head.startswith(b"HTTP/1.1 404 ")
+        assert await reader.read() == b""
+        assert len(parts) <= 2 * MAX_PARTS
+        with suppress(ConnectionError):
+            writer.write(TINY)
+            await writer.drain()
+        assert len(parts) <= 2 * MAX_PARTS
 
 
 @pytest.mark.parametrize("path", PATHS)

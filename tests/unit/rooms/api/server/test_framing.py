@@ -11,8 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.api.server.framing import RequestFramer
-from rooms.api.server.head import MAX_HEAD_BYTES, MAX_HEADERS, RequestRejectedError
+from rooms.api.server.framing import MAX_PARTS, RequestFramer
+from rooms.api.server.head import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    RequestParser,
+    RequestRejectedError,
+)
 
 Read = tuple[list[tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]], HTTPStatus | None]
 """Hold the requests (method, target, headers, body), and the refusal of the rest."""
@@ -34,6 +39,8 @@ def read(data: bytes, cuts: list[int]) -> Read:
                     if head is None:
                         break
                 body += framing.next_body()
+                while framing.is_interrupted:
+                    body += framing.next_body()
                 if not framing.at_head:
                     break
                 found[0].append((head.method, head.target, head.headers, body))
@@ -71,6 +78,42 @@ def test_requests_do_not_depend_on_the_cuts(data: bytes, cuts: list[int]) -> Non
     whole = read(data, [])
     assert read(data, cuts) == whole
     assert read(data, list(range(len(data)))) == whole
+
+
+@pytest.mark.parametrize("count", [*range(95, 105), 200, 300, 1_000])
+def test_a_body_of_many_chunks_is_read_in_several_calls(count: int) -> None:
+    """Check each number of chunks around those of one call, and every cut."""
+    content = [b"%d" % number for number in range(count)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in content)
+    data = LINE + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    behind = LINE + b"\r\n"
+    whole = read(data + behind, [])
+    assert [body for *_, body in whole[0]] == [b"".join(content), b""]
+    for step in (1, 7, 1_000):
+        assert read(data + behind, list(range(0, len(data), step))) == whole
+    framing = RequestFramer()
+    framing.feed(data)
+    framing.next_head()
+    calls = 1
+    while (body := framing.next_body(), framing.is_interrupted)[1]:
+        assert not body
+        calls += 1
+    assert framing.at_head
+    assert body == b"".join(content)
+    assert calls == -(-(3 * count + 2) // MAX_PARTS)
+
+
+def test_the_fast_path_takes_no_body_in_chunks_and_no_second_request() -> None:
+    """Check that it stops there: each chunk and request would cost calls."""
+    parser = RequestParser()
+    chunked = LINE + b"Transfer-Encoding: chunked\r\n\r\n"
+    assert not parser.read(chunked + b"1\r\nx\r\n" * 1_000)
+    assert not parser.read(chunked + b"1\r\nx\r\n0\r\n\r\n")
+    assert parser.body == b""
+    plain = LINE + b"Content-Length: 1\r\n\r\nx"
+    assert not parser.read(plain + plain)
+    assert parser.read(plain)
+    assert parser.body == b"x"
 
 
 class Library:
@@ -117,6 +160,26 @@ def test_accepted_requests_match_llhttp(data: bytes) -> None:
             assert library.whole
             assert (library.method, library.target) == (head.method, head.target)
             assert (library.headers, library.body) == (head.headers, body)
+
+
+blanks = st.text(" \t", max_size=3).map(str.encode)
+values = st.tuples(blanks, st.sampled_from([b"", b"abc", b"a b\tc", b"Bearer x"]), blanks)
+
+
+@given(values=st.lists(values, max_size=4))
+def test_both_parsers_read_the_same_headers(values: list[tuple[bytes, bytes, bytes]]) -> None:
+    """Check that it makes no difference whether a request takes the fast path."""
+    lines = [b"X-%d:%b\r\n" % (number, b"".join(parts)) for number, parts in enumerate(values)]
+    data = LINE + b"".join(lines) + b"Content-Length: 3 \t\r\n\r\nabc"
+    framing, parser = RequestFramer(), RequestParser()
+    framing.feed(data)
+    head = framing.next_head()
+    assert head is not None
+    assert parser.read(data)
+    assert parser.header_map == head.header_map
+    assert parser.body == framing.next_body() == b"abc"
+    for number, (_, value, _) in enumerate(values):
+        assert parser.header_map[b"x-%d" % number] == value
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""Test which checks a request asks of the sandbox, and that their results reach it."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from rooms.errors import FieldProblem, TooLargeError
+from rooms.publishing import deferred_checks
+from rooms.publishing.cel_filter import FilterInput, FilterResult, load_filter
+from rooms.publishing.deferred_checks import DeferredChecks
+from rooms.publishing.json_schema import PayloadSchema
+from rooms.publishing.sandbox.client import CheckSandbox
+from rooms.publishing.sandbox.frames import Check, CheckOutcome, FilterCheck, SchemaCheck
+
+
+class Recorder:
+    """Answer each check with what it asks."""
+
+    cpu_ms = 100
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+
+    async def run(self, _: str, checks: Sequence[Check]) -> list[CheckOutcome]:
+        self.checks += checks
+        return [
+            CheckOutcome(matches=False, error=f"{check.expression} {check.message.payload!r}")
+            if isinstance(check, FilterCheck)
+            else CheckOutcome([("field", f"{check!r}")])
+            for check in checks
+        ]
+
+
+def subject(payload: bytes) -> FilterInput:
+    return FilterInput(
+        payload=payload,
+        headers={},
+        event_type="e",
+        event_version=1,
+        ordering_key=None,
+        priority=4,
+    )
+
+
+async def test_each_result_reaches_its_check_whatever_their_order() -> None:
+    """Check that filters come last, and that checks of one schema follow one another."""
+    schemas = [PayloadSchema({"title": title}) for title in "abc"]
+    filters = [load_filter(expression) for expression in ("priority == 1", "priority == 2")]
+    checks, recorder = DeferredChecks(), Recorder()
+
+    def ask() -> list[list[FieldProblem] | FilterResult]:
+        found: list[list[FieldProblem] | FilterResult] = []
+        for index in range(9):
+            payload, message = b"%d" % index, subject(b"%d" % index)
+            found += (
+                checks.problems(schemas[index % 3], index, payload, "payload"),
+                *(checks.filter_result(one, index, message) for one in filters),
+            )
+        return found
+
+    assert ask() == [[], FilterResult(matches=True), FilterResult(matches=True)] * 9
+    await checks.run(cast("CheckSandbox", recorder), "tenant")
+    assert not checks.pending
+    assert ask() == [
+        result
+        for index in range(9)
+        for result in (
+            [
+                FieldProblem(
+                    "field", f"{SchemaCheck(schemas[index % 3].text, b'%d' % index, 'payload')!r}"
+                )
+            ],
+            FilterResult(matches=False, error=f"priority == 1 b'{index}'"),
+            FilterResult(matches=False, error=f"priority == 2 b'{index}'"),
+        )
+    ]
+    assert not checks.pending
+    asked = [check.schema for check in recorder.checks[:9] if isinstance(check, SchemaCheck)]
+    assert all(asked[at] == asked[at + 1] == asked[at + 2] for at in (0, 3, 6))
+    messages = [check.message for check in recorder.checks[9:] if isinstance(check, FilterCheck)]
+    assert len({id(message) for message in messages}) == 9
+
+
+def test_a_batch_with_too_many_checks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred_checks, "MAX_PENDING", 10)
+    schema, checks = PayloadSchema({"title": "a"}), DeferredChecks()
+    for index in range(10):
+        checks.problems(schema, index, b"1", "payload")
+    with pytest.raises(TooLargeError, match=r"more than 10 .*; publish fewer messages at a time"):
+        checks.problems(schema, 10, b"1", "payload")
+
+
+def test_one_message_may_have_any_number_of_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a room with many subscriptions still accepts single messages."""
+    monkeypatch.setattr(deferred_checks, "MAX_PENDING", 10)
+    checks, message = DeferredChecks(), subject(b"1")
+    for number in range(20):
+        checks.filter_result(load_filter(f"priority == {number}"), 0, message)
+    assert len(checks.pending) == 20
