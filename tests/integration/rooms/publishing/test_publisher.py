@@ -873,7 +873,7 @@ async def test_a_conflict_of_a_publish_writes_nothing(desk: Desk, house: House) 
 async def test_a_publish_to_very_many_is_submitted_with_large_ones(
     desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rooms.publishing.publisher.LARGE_ROWS", 2)
+    monkeypatch.setattr("rooms.publishing.group_commit.LARGE_ROWS", 2)
     room = a_room(house, "PUSH", "PUSH", "PUSH")
     await send(desk, house, room, a_message())
     groups: list[int] = []
@@ -907,12 +907,52 @@ async def test_costly_checks_are_made_once_from_the_second_publish_on(
     assert prepared == 1
 
 
-async def test_a_publish_is_refused_while_too_much_waits(
-    desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
+async def test_a_batch_of_few_large_messages_is_submitted_with_large_ones(
+    database: str, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = a_room(house, "PUSH")
+    async with open_desk(database, ROOMS_MAX_PAYLOAD_BYTES="300000") as desk:
+        groups: list[tuple[int, int]] = []
+
+        async def submit(rows: InsertRows) -> CommitOutcome:
+            groups.append((len(rows.messages), rows.row_count))
+            return None
+
+        monkeypatch.setattr(desk.publisher._large_committer, "submit", submit)
+        body = a_batch(*[{"payload": "x" * 250 * 1024}] * 64)
+        await desk.publisher.publish_batch(house.principal, room, body, None)
+    assert groups == [(64, 128)]
+
+
+async def test_a_publish_is_refused_while_too_much_of_its_organisation_waits(
+    desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another organisation are accepted meanwhile."""
+    room, other = a_room(house, "PUSH"), House(house.url)
+    others_room = a_room(other, "PUSH")
     await send(desk, house, room, a_message())
-    monkeypatch.setattr("rooms.publishing.group_commit.MAX_WAITING_BYTES", -1)
+    await send(desk, other, others_room, a_message())
+    committer = desk.publisher._committer
+    write, begun, go_on = committer._write, asyncio.Event(), asyncio.Event()
+
+    async def write_later(group: Sequence[InsertRows]) -> InsertConflict:
+        begun.set()
+        await go_on.wait()
+        return await write(group)
+
+    monkeypatch.setattr(committer, "_write", write_later)
+    monkeypatch.setattr("rooms.publishing.group_commit.MAX_WAITING_BYTES", 5000)
+    held = asyncio.create_task(submitted(desk, house.principal, room, a_message()))
+    await begun.wait()
+    waiting = []
+    while committer._waiting_bytes <= 5000:
+        waiting.append(asyncio.create_task(submitted(desk, house.principal, room, a_message())))
+        await asyncio.sleep(0)
     with pytest.raises(StorageRefusedError):
         await submitted(desk, house.principal, room, a_message())
-    assert house.count("messages") == 1
+    others = asyncio.create_task(submitted(desk, other.principal, others_room, a_message()))
+    await asyncio.sleep(0)
+    go_on.set()
+    for outcome in await asyncio.gather(held, *waiting, others):
+        assert outcome[1] is None
+    assert house.count("messages") == 4 + len(waiting)
