@@ -22,14 +22,10 @@ from rooms.publishing.deferred_checks import (
     ChecksPendingError,
     DeferredChecks,
 )
+from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
-from rooms.publishing.routing import (
-    EventRoute,
-    PublishAccess,
-    RoutingTable,
-    UnroutableError,
-)
+from rooms.publishing.routing import PublishAccess, RoutingTable, UnroutableError
 
 NOTIFY_WITHIN_MS: Final = 2_000
 """Consumers look this far ahead, so messages that are due later need no notification."""
@@ -211,11 +207,7 @@ class Preparer:
             chosen = message.destinations
             if message.deliver_at is not None or chosen is not None:
                 problems += _message_problems(route, message, prefix, now_ms, access)
-                route = (
-                    route
-                    if chosen is None
-                    else routing.restrict_to(route, message.event_type, chosen)
-                )
+                route = route if chosen is None else route.restricted_to(chosen)
             if schema is not None or route.filtered:
                 checking = checking or _InlineChecks(checks)
                 checking.budget_ns += size * BUDGET_NS_PER_BYTE

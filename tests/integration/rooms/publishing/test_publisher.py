@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import event
 
 from rooms.api.app import create_app
 from rooms.api.deps import ApiServices
@@ -39,6 +40,7 @@ from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
 from rooms.publishing.group_commit import PLAN_CHANGED, CommitOutcome, IdReused, Settle
 from rooms.publishing.prepare import SLICE_ROWS
 from rooms.publishing.request import decode_batch
+from rooms.publishing.routing_cache import MAX_LOADS, MAX_VERSION_READS
 from rooms.settings import read_settings
 from tests.support.publisher import Desk, House, make_id, open_desk
 
@@ -956,3 +958,48 @@ async def test_a_publish_is_refused_while_too_much_of_its_organisation_waits(
     for outcome in await asyncio.gather(held, *waiting, others):
         assert outcome[1] is None
     assert house.count("messages") == 4 + len(waiting)
+
+
+# Refusals
+
+
+async def test_refused_publishes_leave_connections_and_load_no_routes(database: str) -> None:
+    """A refusal looks if the room has changed, by its version only, and a few rooms at a time."""
+    house = House(database)
+    rooms = [a_room(house) for _ in range(20)]
+    async with open_desk(database) as desk:
+        for room in rooms:
+            await send(desk, house, room, a_message())
+        loads = 0
+        read = desk.planner._load
+
+        async def count_loads(room: RoomId) -> RoutingRecord | None:
+            nonlocal loads
+            loads += 1
+            return await read(room)
+
+        desk.planner._load = count_loads
+        used = most = 0
+
+        def count_checkout(*_: Any) -> None:
+            nonlocal used, most
+            used += 1
+            most = max(most, used)
+
+        def count_checkin(*_: Any) -> None:
+            nonlocal used
+            used -= 1
+
+        event.listen(desk.engine.sync_engine, "checkout", count_checkout)
+        event.listen(desk.engine.sync_engine, "checkin", count_checkin)
+        outcomes = await asyncio.gather(
+            *[
+                send(desk, house, room, a_message(event_type="order.unknown"))
+                for room in rooms
+                for _ in range(5)
+            ],
+            return_exceptions=True,
+        )
+    assert all(isinstance(outcome, InvalidError) for outcome in outcomes)
+    assert loads == 0
+    assert most <= MAX_LOADS + MAX_VERSION_READS
