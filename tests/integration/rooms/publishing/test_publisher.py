@@ -784,14 +784,6 @@ async def test_a_large_batch_lets_other_requests_go_on_while_it_is_prepared(
         await counting
         assert rows.row_count == 500 * 21
         assert turns >= rows.row_count // SLICE_ROWS - 1
-        at_once = preparation._preparer.prepare(
-            table,
-            decode_batch(a_batch(*[{}] * 500), 500),
-            batch=True,
-            publisher=b"",
-            now_ms=0,
-        )
-        assert len(at_once.answer) == len(rows.answer)
         assert len(json.loads(rows.answer)["messages"]) == 500
 
 
@@ -1003,3 +995,44 @@ async def test_refused_publishes_leave_connections_and_load_no_routes(database: 
     assert all(isinstance(outcome, InvalidError) for outcome in outcomes)
     assert loads == 0
     assert most <= MAX_LOADS + MAX_VERSION_READS
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_batch_with_chosen_destinations_lets_other_requests_go_on_while_it_is_routed(
+    database: str, house: House, *, again: bool
+) -> None:
+    """Also where it is prepared again, as costly checks were made in the sandbox."""
+    room = a_room(house, *["PULL"] * 100)
+    async with open_desk(database, ROOMS_MAX_BATCH="200") as desk:
+        everything = (await send(desk, house, room, a_message()))["destinations"]
+        messages = decode_batch(
+            a_batch(
+                *[{"destinations": everything[:50] + everything[50 + n // 4 :]} for n in range(200)]
+            ),
+            200,
+        )
+        table = desk.planner.cached(room)
+        assert table is not None
+        turns, done = 0, asyncio.Event()
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while not done.is_set():
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count_turns())
+        preparation = desk.publisher._preparation
+        request = table, house.principal, None, messages
+        if again:
+            rows = await preparation.after_refusal(
+                ChecksPendingError(DeferredChecks()), *request, refused={}, batch=True, answered={}
+            )
+        else:
+            rows = await preparation.in_slices(*request, refused={}, answered={})
+        done.set()
+        await counting
+    named = sum(len(message.destinations or ()) for message in messages)
+    assert rows.row_count == 200 + named
+    # Those to route them, at about 250 destinations a turn, come before those for the rows.
+    assert turns >= named // 300 + rows.row_count // (SLICE_ROWS + 150)
