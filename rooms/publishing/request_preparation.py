@@ -131,13 +131,17 @@ class RequestPreparation:
             )
         except (InvalidError, ForbiddenError) as exc:
             # The cached routing table may be out of date.
+            refusal: InvalidError | ForbiddenError = exc
             fresh = await self._routing.reload(table.room_id)
             access = fresh.access(principal, self._clock.now_ms())
             if fresh is not table:
-                return await self._with_checks(
-                    principal, functools.partial(prepare, fresh, access=access)
-                )
-            if isinstance(exc, ForbiddenError):
+                try:
+                    return await self._with_checks(
+                        principal, functools.partial(prepare, fresh, access=access)
+                    )
+                except InvalidError as again:
+                    refusal = again
+            if isinstance(refusal, ForbiddenError):
                 raise
             # The room may have changed since a message was stored; the first answer still holds.
             ids = [
@@ -149,9 +153,9 @@ class RequestPreparation:
                 ids = [access.scope(one) for one in ids]
             found = await self._find_by_caller_id(table.room_id, ids) if ids else {}
             if not found:
-                raise
+                raise refusal from None
             answered |= matching_answers(messages, found, access, batch=batch)
-        return await self._with_checks(principal, functools.partial(prepare, table, access=access))
+        return await self._with_checks(principal, functools.partial(prepare, fresh, access=access))
 
     async def _with_checks(
         self,

@@ -997,6 +997,26 @@ async def test_refused_publishes_leave_connections_and_load_no_routes(database: 
     assert most <= MAX_LOADS + MAX_VERSION_READS
 
 
+async def test_a_retry_by_its_id_is_answered_by_the_room_as_it_is_now(
+    desk: Desk, house: House
+) -> None:
+    """The cached table refuses it, and so does the room, which has changed once more meanwhile."""
+    room = house.room()
+    house.event_type(room)
+    first = await send(desk, house, room, a_message(id="order-1"))
+    house.change(room, 'UPDATE event_type_versions SET schema = \'{"type": "string"}\'')
+    with pytest.raises(InvalidError):
+        await send(desk, house, room, a_message(id="order-2"))
+    house.run(house.bump(room))
+    again = await desk.publisher.publish(house.principal, room, a_message(id="order-1"), None)
+    assert again.replayed
+    assert json.loads(again.body) == first
+    house.run(house.bump(room))
+    with pytest.raises(InvalidError):
+        await send(desk, house, room, a_message(id="order-2"))
+    assert house.count("messages") == 1
+
+
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_batch_with_chosen_destinations_lets_other_requests_go_on_while_it_is_routed(
     database: str, house: House, *, again: bool
