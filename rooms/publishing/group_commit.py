@@ -2,20 +2,24 @@
 
 Organisations take turns, one request each, so the requests of one do not fill the groups that
 another waits for. A large request is a group of its own, and would hold up all others for as long
-as it takes: those of more than `LARGE_ROWS` have a connection of their own.
+as it takes: those of more than `LARGE_ROWS` or `LARGE_BYTES` have a connection of their own.
+
+Of requests with the same idempotency key or caller id, only the first is written. Its outcome is
+that of the others, as far as it decides them; else the next one is written.
 """
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from rooms.db.publish.insert import InsertConflict
 from rooms.db.publish.request_rows import InsertRows
-from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.ids import OrganisationId
 from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
+from rooms.publishing.claims import Claims
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +33,15 @@ MAX_ROWS: Final = 2_000
 MAX_BYTES: Final = 4 * 1024 * 1024
 LARGE_ROWS: Final = 200
 """A request with more messages and deliveries is large."""
+LARGE_BYTES: Final = 1024 * 1024
+"""A request with more bytes of payload is large."""
 MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
-"""Above it requests are refused, as PostgreSQL does not keep up; for each of the connections."""
+"""Above it PostgreSQL does not keep up, and requests are refused; for each of the connections.
+
+An organisation is refused only while more than an equal part of it waits for its own requests.
+"""
 _OVERHEAD_BYTES: Final = 1024
+"""A request takes about so many bytes beside payloads, and so does each message or delivery."""
 _MAX_ROUNDS: Final = 8
 _MAX_REFUSALS: Final = 3
 _SMOOTHING: Final = 0.2
@@ -73,7 +83,7 @@ class _PendingSubmission:
     def __init__(self, submission: InsertRows, settle: Settle) -> None:
         self.submission = submission
         self.is_settled = False
-        self.size = submission.payload_bytes + _OVERHEAD_BYTES * submission.row_count
+        self.size = submission.payload_bytes + _OVERHEAD_BYTES * (1 + submission.row_count)
         self._settle = settle
 
     def settle(self, outcome: CommitOutcome | Exception) -> None:
@@ -85,6 +95,21 @@ class _PendingSubmission:
             self._settle(outcome)
         except Exception:  # noqa: BLE001 - the others of the group are answered all the same
             _log.exception("the outcome of a publish could not be reported")
+
+
+class _OrganisationQueue(deque[_PendingSubmission]):
+    """Queue the requests of one organisation."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+
+def is_large(submission: InsertRows) -> bool:
+    """Return whether a request would hold up others for too long on their connection."""
+    return submission.row_count > LARGE_ROWS or submission.payload_bytes > LARGE_BYTES
 
 
 class GroupCommitter:
@@ -104,9 +129,13 @@ class GroupCommitter:
         self._write = write
         self._on_commit = on_commit
         self._on_failure = on_failure
-        self._waiting: dict[OrganisationId | None, deque[_PendingSubmission]] = {}
+        self._waiting: dict[OrganisationId | None, _OrganisationQueue] = {}
         """By publisher, in the order of their turns; none is empty."""
-        self._waiting_count = self._waiting_bytes = 0
+        self._waiting_count = 0
+        self._waiting_bytes = 0
+        """Of the queues, and of requests behind another one with the same key or id."""
+        self._claims: Claims[_PendingSubmission] = Claims()
+        self._bytes_behind: Counter[OrganisationId | None] = Counter()
         self._has_work = asyncio.Event()
         self._group_ready = asyncio.Event()
         self._expected = 0
@@ -156,21 +185,44 @@ class GroupCommitter:
         """
         if self._closing or self._task is None:
             raise StorageRefusedError("publishing is shutting down")
-        if self._waiting_bytes > MAX_WAITING_BYTES:
+        if self._waiting_bytes > MAX_WAITING_BYTES and self._exceeds_share(submission.organisation):
             raise StorageRefusedError("too many publishes are waiting to be written")
-        waiting = _PendingSubmission(submission, settle)
+        one = _PendingSubmission(submission, settle)
+        self._waiting_bytes += one.size
+        if submission.key is None and not submission.caller_ids:
+            self._enqueue(one)
+        else:
+            self._claim_or_wait(one)
+
+    def _exceeds_share(self, organisation: OrganisationId | None) -> bool:
+        behind = self._bytes_behind
+        own_bytes = behind[organisation]
+        if (queue := self._waiting.get(organisation)) is not None:
+            own_bytes += queue.bytes
+        return own_bytes > MAX_WAITING_BYTES // len(self._waiting.keys() | behind.keys())
+
+    def _enqueue(self, one: _PendingSubmission) -> None:
         now = self._loop.time()
         self._mean_gap_s += _SMOOTHING * (min(now - self._last_arrival, 1.0) - self._mean_gap_s)
         self._last_arrival = now
-        queue = self._waiting.get(submission.organisation)
+        queue = self._waiting.get(one.submission.organisation)
         if queue is None:
-            queue = self._waiting[submission.organisation] = deque()
-        queue.append(waiting)
+            queue = self._waiting[one.submission.organisation] = _OrganisationQueue()
+        queue.append(one)
+        queue.bytes += one.size
         self._waiting_count += 1
-        self._waiting_bytes += waiting.size
         self._has_work.set()
         if self._expected and self._waiting_count >= self._expected:
             self._group_ready.set()
+
+    def _claim_or_wait(
+        self, one: _PendingSubmission, behind: Sequence[_PendingSubmission] = ()
+    ) -> None:
+        """Queue a request, or let it wait for another one; those `behind` wait for it already."""
+        if self._claims.take(one, one.submission.unique_claims(), behind):
+            self._enqueue(one)
+        else:
+            self._bytes_behind[one.submission.organisation] += one.size
 
     async def _run(self) -> None:
         while True:
@@ -205,38 +257,28 @@ class GroupCommitter:
     def _next_group(self) -> list[_PendingSubmission]:
         """Return the next group: organisations in turn, the requests of each in order of arrival.
 
-        Requests with the same key or caller id are in different groups: the second must find the
-        first committed.
+        No two that are queued have a key or caller id in common.
         """
         group: list[_PendingSubmission] = []
-        later: list[_PendingSubmission] = []
-        claimed: set[tuple[RoomId, str, str | None]] = set()
         rows = size = 0
         waiting = self._waiting
         while waiting:
             organisation, queue = next(iter(waiting.items()))
             one = queue[0]
-            submission = one.submission
-            if group and (rows + submission.row_count > MAX_ROWS or size + one.size > MAX_BYTES):
+            row_count = one.submission.row_count
+            if group and (rows + row_count > MAX_ROWS or size + one.size > MAX_BYTES):
                 break
             queue.popleft()
             if not queue:
                 del waiting[organisation]
             elif len(waiting) > 1:
                 waiting[organisation] = waiting.pop(organisation)
-            if submission.key is not None or submission.caller_ids:
-                claims = submission.unique_claims()
-                if not claimed.isdisjoint(claims):
-                    later.append(one)
-                    continue
-                claimed.update(claims)
+            queue.bytes -= one.size
             group.append(one)
-            rows += submission.row_count
+            rows += row_count
             size += one.size
-        for one in reversed(later):
-            waiting.setdefault(one.submission.organisation, deque()).appendleft(one)
         self._waiting_count -= len(group)
-        self._waiting_bytes -= sum(one.size for one in group)
+        self._waiting_bytes -= size
         return group
 
     async def _commit_or_retry_singly(self, group: list[_PendingSubmission]) -> None:
@@ -245,7 +287,7 @@ class GroupCommitter:
         if error is None:
             return
         if len(group) == 1 or isinstance(error, StorageUnavailableError):
-            _fail(group, error)
+            self._fail(group, error)
             return
         # A refusal by PostgreSQL is logged where the request is answered.
         if not isinstance(error, StorageRefusedError):
@@ -260,12 +302,16 @@ class GroupCommitter:
             if error is None:
                 refusals = 0
                 continue
-            _fail([one], error)
+            self._fail([one], error)
             refusals += isinstance(error, StorageRefusedError)
             # PostgreSQL refuses everything: no request is at fault, and the others must not wait.
             if refusals == _MAX_REFUSALS or isinstance(error, StorageUnavailableError):
-                _fail(rest, error)
+                self._fail(rest, error)
                 return
+
+    def _fail(self, group: Iterable[_PendingSubmission], error: Exception) -> None:
+        for one in group:
+            self._settle(one, error)
 
     async def _try_commit(self, group: list[_PendingSubmission]) -> Exception | None:
         """Commit a group. Return an error, which was not reported to its requests."""
@@ -293,20 +339,61 @@ class GroupCommitter:
                 self._report_commit(submissions)
                 # Answers are written while PostgreSQL has the next group.
                 self._loop.call_soon(_settle_committed, group)
+                if self._claims:
+                    for one in group:
+                        if one.submission.key is not None or one.submission.caller_ids:
+                            self._release(one, None)
                 return
-            group = [one for one in group if not _resolve_conflict(one, verdict)]
+            rest = []
+            for one in group:
+                if (conflict := _find_conflict(one.submission, verdict)) is None:
+                    rest.append(one)
+                else:
+                    self._settle(one, conflict)
+            group = rest
             if not group:
                 return
         raise StorageRefusedError("other requests keep taking the same idempotency keys or ids")
 
+    def _settle(self, one: _PendingSubmission, outcome: CommitOutcome | Exception) -> None:
+        if not one.is_settled:
+            self._release(one, outcome)
+            one.settle(outcome)
 
-def _resolve_conflict(one: _PendingSubmission, verdict: InsertConflict) -> bool:
-    submission = one.submission
+    def _release(self, one: _PendingSubmission, outcome: CommitOutcome | Exception) -> None:
+        """Settle the requests that waited for this outcome, and queue the first that it leaves."""
+        used_ids = _find_used_ids(one.submission, outcome)
+        decided: list[tuple[_PendingSubmission, CommitOutcome | Exception]] = []
+        rest: deque[_PendingSubmission] = deque()
+        for follower in self._claims.release(one):
+            found = _decide(follower.submission, one.submission, outcome, used_ids)
+            if found is None:
+                rest.append(follower)
+            else:
+                self._waiting_bytes -= follower.size
+                self._forget_behind(follower)
+                decided.append((follower, found))
+        if decided:
+            self._loop.call_soon(_settle_decided, decided)
+        if rest:
+            first = rest.popleft()
+            self._forget_behind(first)
+            self._claim_or_wait(first, rest)
+
+    def _forget_behind(self, one: _PendingSubmission) -> None:
+        organisation = one.submission.organisation
+        self._bytes_behind[organisation] -= one.size
+        if not self._bytes_behind[organisation]:
+            del self._bytes_behind[organisation]
+
+
+def _find_conflict(
+    submission: InsertRows, verdict: InsertConflict
+) -> KeyReused | IdReused | PlanChanged | None:
     if submission.key is not None and (
         taken := verdict.used_keys.get((submission.room_id, submission.key))
     ):
-        one.settle(KeyReused(*taken))
-        return True
+        return KeyReused(*taken)
     if submission.caller_ids and verdict.used_ids:
         names = [name.caller_id for name in submission.caller_ids]
         answers = {
@@ -315,12 +402,46 @@ def _resolve_conflict(one: _PendingSubmission, verdict: InsertConflict) -> bool:
             if (found := verdict.used_ids.get((submission.room_id, name))) is not None
         }
         if answers:
-            one.settle(IdReused(answers))
-            return True
+            return IdReused(answers)
     if (submission.room_id, submission.plan_version) in verdict.stale_plans:
-        one.settle(PLAN_CHANGED)
-        return True
-    return False
+        return PLAN_CHANGED
+    return None
+
+
+def _find_used_ids(
+    submission: InsertRows, outcome: CommitOutcome | Exception
+) -> Mapping[str, tuple[bytes, bytes]]:
+    """Return the caller ids that are used for certain once a request has its outcome."""
+    if outcome is None:
+        return {one.caller_id: (one.content_hash, one.answer) for one in submission.caller_ids}
+    return outcome.answers if isinstance(outcome, IdReused) else {}
+
+
+def _decide(
+    follower: InsertRows,
+    first: InsertRows,
+    outcome: CommitOutcome | Exception,
+    used_ids: Mapping[str, tuple[bytes, bytes]],
+) -> KeyReused | IdReused | PlanChanged | TransientError | None:
+    """Return what the outcome of a request means for one of the same room that waited for it.
+
+    None: nothing; it must be written to be known.
+    """
+    if isinstance(outcome, TransientError):
+        return outcome
+    if follower.key is not None and follower.key == first.key:
+        if outcome is None:
+            return KeyReused(first.request_hash, first.answer)
+        if isinstance(outcome, KeyReused):
+            return outcome
+    if outcome is PLAN_CHANGED and follower.plan_version == first.plan_version:
+        return PLAN_CHANGED
+    answers = {
+        one.caller_id: used_ids[one.caller_id]
+        for one in follower.caller_ids
+        if one.caller_id in used_ids
+    }
+    return IdReused(answers) if answers else None
 
 
 def _settle_committed(group: Iterable[_PendingSubmission]) -> None:
@@ -328,6 +449,8 @@ def _settle_committed(group: Iterable[_PendingSubmission]) -> None:
         one.settle(None)
 
 
-def _fail(group: Iterable[_PendingSubmission], error: Exception) -> None:
-    for one in group:
-        one.settle(error)
+def _settle_decided(
+    decided: Iterable[tuple[_PendingSubmission, CommitOutcome | Exception]],
+) -> None:
+    for one, outcome in decided:
+        one.settle(outcome)

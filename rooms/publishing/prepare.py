@@ -22,21 +22,19 @@ from rooms.publishing.deferred_checks import (
     ChecksPendingError,
     DeferredChecks,
 )
+from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
-from rooms.publishing.routing import (
-    EventRoute,
-    PublishAccess,
-    RoutingTable,
-    UnroutableError,
-)
+from rooms.publishing.routing import PublishAccess, RoutingTable, UnroutableError
 
 NOTIFY_WITHIN_MS: Final = 2_000
 """Consumers look this far ahead, so messages that are due later need no notification."""
 SLICE_ROWS: Final = 1_000
 """Messages and deliveries that are prepared at a time, in about a millisecond."""
-_NO_ANSWERS: Final[Mapping[str, bytes]] = {}
-_NONE_REFUSED: Final[Mapping[int, str]] = {}
+SLICE_NS: Final = 1_000_000
+"""Nanoseconds, about, for which messages are checked and routed at a time."""
+_PART_NS: Final = 4_000
+"""About so long a recipient takes where a part of a route is built."""
 _encode: Final = msgspec.json.encode
 
 
@@ -67,46 +65,34 @@ class Preparer:
         self._on_filter_error = on_filter_error
         self._saturated = saturated
 
-    def prepare(
+    def prepare_one(
         self,
         routing: RoutingTable,
-        messages: Sequence[MessageRequest],
+        message: MessageRequest,
         *,
-        batch: bool,
         publisher: bytes,
         now_ms: int,
-        access: PublishAccess | None = None,
-        application: str | None = None,
-        answered: Mapping[str, bytes] = _NO_ANSWERS,
-        refused: Mapping[int, str] = _NONE_REFUSED,
-        checks: DeferredChecks | None = None,
+        access: PublishAccess | None,
+        application: str | None,
+        answered: Mapping[str, bytes],
+        refused: Mapping[int, str],
     ) -> InsertRows:
-        """Return the rows of a request and its answer.
-
-        `access`: what the publisher may do; None: everything.
-
-        `publisher`: id of the API key, as a packed element; `application`: that of the key.
-        `answered`: answers of messages that
-        were published before, by caller id. `refused`: why signatures are not accepted, by index.
-        `checks`: results of deferred checks.
-
-        ChecksPendingError: some checks are too costly to run here. InvalidError: names every field
-        that the room does not accept. TooLargeError: a payload exceeds the limit. ForbiddenError:
-        `access` does not include an event type.
-        """
-        routes = self._routes(
+        """Return the rows of a request with one message, as `prepare_in_slices` does at once."""
+        found = _RoutedMessages(None)
+        self._route(
+            found,
+            ((0, message),),
             routing,
-            messages,
-            batch=batch,
+            batch=False,
             now_ms=now_ms,
             access=access,
             answered=answered,
             refused=refused,
-            checks=checks,
         )
+        (route,) = found.finish(self._on_filter_error)
         rows = InsertRows(routing.room_id, routing.plan_version)
         rows.tracks_completion = routing.tracks_completion
-        answers = [
+        rows.answer = (
             answered[message.id or ""]
             if route is None
             else self._add(
@@ -119,9 +105,7 @@ class Preparer:
                 access=access,
                 application=application,
             )
-            for route, message in zip(routes, messages, strict=True)
-        ]
-        rows.answer = _batch_answer(answers) if batch else answers[0]
+        )
         return rows
 
     def prepare_in_slices(
@@ -129,28 +113,43 @@ class Preparer:
         routing: RoutingTable,
         messages: Sequence[MessageRequest],
         *,
+        batch: bool,
         publisher: bytes,
         now_ms: int,
         access: PublishAccess | None,
         application: str | None,
         answered: Mapping[str, bytes],
         refused: Mapping[int, str],
+        checks: DeferredChecks | None = None,
     ) -> Generator[None, None, InsertRows]:
-        """Prepare a batch as `prepare` does, but yield after each slice of about `SLICE_ROWS` rows.
+        """Return the rows of a request and its answer. Yield after slices of about a millisecond.
 
         Other requests go on meanwhile. If the room changes, the statement finds that the table is
         old.
+
+        `access`: what the publisher may do; None: everything. `publisher`: id of the API key, as a
+        packed element; `application`: that of the key. `answered`: answers of messages that were
+        published before, by caller id. `refused`: why signatures are not accepted, by index.
+        `checks`: results of deferred checks.
+
+        ChecksPendingError: some checks are too costly to run here. InvalidError: names every field
+        that the room does not accept. TooLargeError: a payload exceeds the limit. ForbiddenError:
+        `access` does not include an event type.
         """
-        routes = self._routes(
+        found = _RoutedMessages(checks)
+        rest = enumerate(messages)
+        while self._route(
+            found,
+            rest,
             routing,
-            messages,
-            batch=True,
+            batch=batch,
             now_ms=now_ms,
             access=access,
             answered=answered,
             refused=refused,
-            checks=None,
-        )
+        ):
+            yield
+        routes = found.finish(self._on_filter_error)
         rows = InsertRows(routing.room_id, routing.plan_version)
         rows.tracks_completion = routing.tracks_completion
         answers: list[bytes] = []
@@ -173,35 +172,30 @@ class Preparer:
                     application=application,
                 )
             )
-        rows.answer = _batch_answer(answers)
+        rows.answer = _batch_answer(answers) if batch else answers[0]
         return rows
 
-    def _routes(
+    def _route(
         self,
+        found: "_RoutedMessages",
+        messages: Iterable[tuple[int, MessageRequest]],
         routing: RoutingTable,
-        messages: Sequence[MessageRequest],
         *,
         batch: bool,
         now_ms: int,
         access: PublishAccess | None,
         answered: Mapping[str, bytes],
         refused: Mapping[int, str],
-        checks: DeferredChecks | None,
-    ) -> list[EventRoute | None]:
-        """Return a route for each message, None for those that were published before."""
-        routes: list[EventRoute | None] = []
-        problems: list[FieldProblem] = []
-        checking: _InlineChecks | None = None
-        for index, message in enumerate(messages):
+    ) -> bool:
+        """Check messages and add their routes. Return whether a slice of `SLICE_NS` ended early."""
+        routes, problems, checking = found.routes, found.problems, found.checking
+        work_ns: float = 0
+        for index, message in messages:
             if message.id in answered:
                 routes.append(None)
                 continue
             prefix = f"messages[{index}]." if batch else ""
-            size = len(message.payload)
-            if size > self._max_payload_bytes:
-                raise TooLargeError(
-                    f"{prefix}payload: {size} bytes; the limit is {self._max_payload_bytes}"
-                )
+            self._check_size(message, prefix)
             try:
                 route = _route(routing, message, access, refused.get(index))
                 schema = routing.schema(message.event_type, route.version)
@@ -211,28 +205,33 @@ class Preparer:
             chosen = message.destinations
             if message.deliver_at is not None or chosen is not None:
                 problems += _message_problems(route, message, prefix, now_ms, access)
-                route = (
-                    route
-                    if chosen is None
-                    else routing.restrict_to(route, message.event_type, chosen)
-                )
+                route = route if chosen is None else route.restricted_to(chosen)
+                work_ns += _PART_NS * len(chosen or ())
             if schema is not None or route.filtered:
-                checking = checking or _InlineChecks(checks)
-                checking.budget_ns += size * BUDGET_NS_PER_BYTE
+                if checking is None:
+                    checking = found.checking = _InlineChecks(found.checks)
+                checking.budget_ns += len(message.payload) * BUDGET_NS_PER_BYTE
                 problems += checking.problems(schema, index, message.payload, prefix)
                 route = (
                     route
                     if problems or not route.filtered
                     else checking.apply_filters(routing, route, message, index)
                 )
+                work_ns += checking.spent_ns
+                checking.spent_ns = 0
             routes.append(route)
             if len(problems) >= MAX_PROBLEMS:
                 break
-        if problems:
-            raise InvalidError(*problems[:MAX_PROBLEMS])
-        if checking is not None:
-            checking.finish(self._on_filter_error)
-        return routes
+            if work_ns >= SLICE_NS:
+                return True
+        return False
+
+    def _check_size(self, message: MessageRequest, prefix: str) -> None:
+        size = len(message.payload)
+        if size > self._max_payload_bytes:
+            raise TooLargeError(
+                f"{prefix}payload: {size} bytes; the limit is {self._max_payload_bytes}"
+            )
 
     def _add(
         self,
@@ -338,14 +337,43 @@ def _routing_problems(error: UnroutableError | InvalidError, prefix: str) -> Ite
         yield from (FieldProblem(prefix + one.field, one.message) for one in error.problems)
 
 
-class _InlineChecks:
-    """Run the checks of one request inline, as far as its budget allows."""
+class _RoutedMessages:
+    """Collect the routes of a request's messages, and what is wrong with them.
 
-    __slots__ = ("budget_ns", "deferred", "filter_errors")
+    A route is None for a message that was published before.
+    """
+
+    __slots__ = ("checking", "checks", "problems", "routes")
+
+    def __init__(self, checks: DeferredChecks | None) -> None:
+        self.checks = checks
+        self.checking: _InlineChecks | None = None
+        self.problems: list[FieldProblem] = []
+        self.routes: list[EventRoute | None] = []
+
+    def finish(
+        self, on_filter_error: Callable[[SubscriptionId, str], None] | None
+    ) -> list[EventRoute | None]:
+        """Return a route for each message. InvalidError, ChecksPendingError."""
+        if self.problems:
+            raise InvalidError(*self.problems[:MAX_PROBLEMS])
+        if self.checking is not None:
+            self.checking.finish(on_filter_error)
+        return self.routes
+
+
+class _InlineChecks:
+    """Run the checks of one request inline, as far as its budget allows.
+
+    `spent_ns`: bound of the time that they took since it was last set to 0.
+    """
+
+    __slots__ = ("budget_ns", "deferred", "filter_errors", "spent_ns")
 
     def __init__(self, checks: DeferredChecks | None) -> None:
         self.deferred = checks
         self.budget_ns: float = BASE_BUDGET_NS
+        self.spent_ns: float = 0
         self.filter_errors: list[tuple[SubscriptionId, str]] = []
 
     def problems(
@@ -357,6 +385,7 @@ class _InlineChecks:
         cost_ns = schema.cost_ns(len(payload))
         if cost_ns is not None and cost_ns <= self.budget_ns:
             self.budget_ns -= cost_ns
+            self.spent_ns += cost_ns
             found = schema.problems(payload, f"{prefix}payload")
             if found is not None:
                 return found
@@ -367,9 +396,12 @@ class _InlineChecks:
         self, routing: RoutingTable, route: EventRoute, message: MessageRequest, index: int
     ) -> EventRoute:
         """Return the recipients whose filters match, or are pending, as a route."""
-        return routing.apply_filters(
+        part = routing.apply_filters(
             route, _filter_input(route, message), self.add_filter_error, self.evaluator(index)
         )
+        if part is not route:
+            self.spent_ns += _PART_NS * len(route.recipients)
+        return part
 
     def finish(self, on_filter_error: Callable[[SubscriptionId, str], None] | None) -> None:
         """Report filters that failed. ChecksPendingError: some checks are pending."""
@@ -390,6 +422,7 @@ class _InlineChecks:
             cost_ns = message_filter.cost_ns(len(subject.payload))
             if cost_ns <= self.budget_ns:
                 self.budget_ns -= cost_ns
+                self.spent_ns += cost_ns
                 return message_filter.evaluate(subject)
             self.deferred = self.deferred or DeferredChecks()
             return self.deferred.filter_result(message_filter, index, subject)

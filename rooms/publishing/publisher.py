@@ -22,11 +22,11 @@ from rooms.errors import (
 from rooms.ports import Clock
 from rooms.publishing.deferred_checks import Checker, ChecksPendingError
 from rooms.publishing.group_commit import (
-    LARGE_ROWS,
     GroupCommitter,
     IdReused,
     KeyReused,
     Settle,
+    is_large,
 )
 from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.quotas import Admission, QuotaKeeper
@@ -163,8 +163,7 @@ class Publisher:
         except RoomsError:
             return None
         rows.started_s, rows.organisation = begun_s, principal.organisation_id
-        is_large = rows.row_count > LARGE_ROWS
-        committer = self._large_committer if is_large else self._committer
+        committer = self._large_committer if is_large(rows) else self._committer
         try:
             committer.submit_nowait(rows, settle)
         except StorageRefusedError as exc:
@@ -442,8 +441,7 @@ class Publisher:
                     request_hash,
                 )
                 rows.organisation = principal.organisation_id
-                is_large = rows.row_count > LARGE_ROWS
-                committer = self._large_committer if is_large else self._committer
+                committer = self._large_committer if is_large(rows) else self._committer
                 outcome = await committer.submit(rows)
                 if not isinstance(outcome, IdReused):
                     break

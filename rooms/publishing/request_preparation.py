@@ -1,4 +1,4 @@
-"""Prepare requests for their commit, where that takes more than the pure `prepare`.
+"""Prepare requests for their commit, where that takes more than the pure `Preparer`.
 
 The rows of a large batch are prepared in slices, so that other requests go on. What is refused is
 tried again with fresh routes, and with the answers of messages that are stored already. Costly
@@ -7,8 +7,8 @@ checks run in the sandbox.
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from typing import Final
 
 from rooms.db import pg_arrays
 from rooms.db.publish.request_rows import InsertRows
@@ -31,7 +31,7 @@ REFUSALS: Final = (ChecksPendingError, InvalidError, ForbiddenError)
 
 
 class RequestPreparation:
-    """Prepare the requests of one process. The errors are those of `Preparer.prepare`."""
+    """Prepare the requests of one process. The errors are those of `Preparer`."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class RequestPreparation:
         answered: Mapping[str, bytes],
     ) -> InsertRows:
         """Return the rows of a request with one message."""
-        return self._preparer.prepare(
+        (message,) = messages
+        return self._preparer.prepare_one(
             table,
-            messages,
-            batch=False,
+            message,
             publisher=self._pack_key_id(principal.key_id),
             now_ms=self._clock.now_ms(),
             access=access,
@@ -83,23 +83,19 @@ class RequestPreparation:
         answered: Mapping[str, bytes],
     ) -> InsertRows:
         """Return the rows of a batch, and let other requests go on meanwhile."""
-        slices = self._preparer.prepare_in_slices(
-            table,
-            messages,
-            publisher=self._pack_key_id(principal.key_id),
-            now_ms=self._clock.now_ms(),
-            access=access,
-            application=principal.application,
-            answered=answered,
-            refused=refused,
+        return await _in_turns(
+            self._preparer.prepare_in_slices(
+                table,
+                messages,
+                batch=True,
+                publisher=self._pack_key_id(principal.key_id),
+                now_ms=self._clock.now_ms(),
+                access=access,
+                application=principal.application,
+                answered=answered,
+                refused=refused,
+            )
         )
-        while True:
-            try:
-                next(slices)
-            except StopIteration as done:
-                rows: InsertRows = done.value
-                return rows
-            await asyncio.sleep(0)
 
     async def after_refusal(
         self,
@@ -118,7 +114,7 @@ class RequestPreparation:
         Adds to `answered` messages that are stored already, but would be refused today.
         """
         prepare = functools.partial(
-            self._preparer.prepare,
+            self._preparer.prepare_in_slices,
             messages=messages,
             batch=batch,
             publisher=self._pack_key_id(principal.key_id),
@@ -135,13 +131,17 @@ class RequestPreparation:
             )
         except (InvalidError, ForbiddenError) as exc:
             # The cached routing table may be out of date.
+            refusal: InvalidError | ForbiddenError = exc
             fresh = await self._routing.reload(table.room_id)
             access = fresh.access(principal, self._clock.now_ms())
             if fresh is not table:
-                return await self._with_checks(
-                    principal, functools.partial(prepare, fresh, access=access)
-                )
-            if isinstance(exc, ForbiddenError):
+                try:
+                    return await self._with_checks(
+                        principal, functools.partial(prepare, fresh, access=access)
+                    )
+                except InvalidError as again:
+                    refusal = again
+            if isinstance(refusal, ForbiddenError):
                 raise
             # The room may have changed since a message was stored; the first answer still holds.
             ids = [
@@ -153,14 +153,14 @@ class RequestPreparation:
                 ids = [access.scope(one) for one in ids]
             found = await self._find_by_caller_id(table.room_id, ids) if ids else {}
             if not found:
-                raise
+                raise refusal from None
             answered |= matching_answers(messages, found, access, batch=batch)
-        return await self._with_checks(principal, functools.partial(prepare, table, access=access))
+        return await self._with_checks(principal, functools.partial(prepare, fresh, access=access))
 
     async def _with_checks(
         self,
         principal: Principal,
-        prepare: Callable[..., Any],
+        prepare: Callable[..., Generator[None, None, InsertRows]],
         checks: DeferredChecks | None = None,
     ) -> InsertRows:
         """Return the rows, with costly checks done in the sandbox."""
@@ -169,11 +169,20 @@ class RequestPreparation:
             if checks.pending:
                 await checks.run(self._sandbox, principal.organisation_id)
             try:
-                rows: InsertRows = prepare(checks=checks)
+                return await _in_turns(prepare(checks=checks))
             except ChecksPendingError as exc:
                 checks = exc.checks
-            else:
-                return rows
+
+
+async def _in_turns(slices: Generator[None, None, InsertRows]) -> InsertRows:
+    """Return the rows of a request that is prepared in slices, and let others go on in between."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as done:
+            rows: InsertRows = done.value
+            return rows
+        await asyncio.sleep(0)
 
 
 def matching_answers(

@@ -4,13 +4,11 @@ A `RoutingTable` holds one version of a room's routing.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from rooms.db import pg_arrays
-from rooms.db.publish.request_rows import RouteRows
 from rooms.db.publish.routing import (
     InterestRecord,
     PublishGrantRecord,
@@ -18,10 +16,8 @@ from rooms.db.publish.routing import (
     SubscriptionRecord,
 )
 from rooms.domain.event_type_pattern import covers, matches
-from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.principal import Principal
-from rooms.domain.room import destination_name
-from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import (
     FieldProblem,
     ForbiddenError,
@@ -30,17 +26,15 @@ from rooms.errors import (
     SuspendedError,
 )
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter, load_filter
+from rooms.publishing.event_route import RECIPIENT_BYTES, EventRoute
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES, PayloadSchema
+from rooms.publishing.table_weight import TableWeight
 
 _ENTRY_BYTES: Final = 512
 """About so many bytes a version or subscription takes beside its schema or filter."""
-_MAX_ROUTES: Final = 1000
-_MAX_SUBSETS: Final = 64
-_MAX_TAILS: Final = 100
-MAX_NAMED_DESTINATIONS: Final = 100
-"""An answer names so many destinations, and says how many there are."""
+MAX_ROUTE_BYTES: Final = 64 * 1024 * 1024
+"""About so many bytes of routes a table keeps, or four times those of a route to all, if more."""
 _SCHEMA_FIELD: Final = "event_type"
-_encode: Final = msgspec.json.encode
 
 
 class UnroutableError(ValueError):
@@ -49,112 +43,6 @@ class UnroutableError(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
-
-
-class EventRoute:
-    """Hold the recipients of one event type and version, with everything built from them."""
-
-    __slots__ = (
-        "_event_type",
-        "_hold_flags",
-        "_room_id",
-        "_saturated",
-        "_subsets",
-        "_tails",
-        "answer_tail",
-        "by_destination",
-        "filtered",
-        "pulls",
-        "pushes",
-        "recipients",
-        "rows",
-        "version",
-    )  # fmt: skip
-
-    def __init__(
-        self, room: RoomId, event_type: str, version: int, recipients: Iterable[SubscriptionRecord]
-    ) -> None:
-        self._room_id, self._event_type = room, event_type
-        self._subsets: dict[frozenset[SubscriptionId], EventRoute] = {}
-        self._saturated: frozenset[SubscriptionId] = frozenset()
-        self._hold_flags = b""
-        self.version = version
-        self.recipients = tuple(recipients)
-        self.by_destination: Mapping[str, SubscriptionRecord] = {
-            destination_name(room, recipient.id): recipient for recipient in self.recipients
-        }
-        self.answer_tail = self._tail(self.by_destination)
-        """End of an answer: the rest of a JSON object."""
-        self._tails: dict[OrganisationId, bytes] = {}
-        self.pushes = any(recipient.type is SubscriptionType.PUSH for recipient in self.recipients)
-        self.pulls: frozenset[SubscriptionId] = frozenset(
-            recipient.id for recipient in self.recipients if recipient.type is SubscriptionType.PULL
-        )
-        self.rows = RouteRows(
-            room,
-            event_type,
-            version,
-            [(recipient.id, recipient.type, recipient.version) for recipient in self.recipients],
-            ordered=[recipient.ordered for recipient in self.recipients]
-            if any(one.ordered for one in self.recipients)
-            else (),
-            expirations_ms=[recipient.expiration_ms for recipient in self.recipients]
-            if any(one.expiration_ms is not None for one in self.recipients)
-            else (),
-        )
-        self.filtered = tuple(
-            recipient for recipient in self.recipients if recipient.filter is not None
-        )
-
-    def _tail(self, destinations: Iterable[str]) -> bytes:
-        named = list(itertools.islice(destinations, MAX_NAMED_DESTINATIONS))
-        total = str(len(self.recipients)).encode()
-        return b',"destinations":' + _encode(named) + b',"destination_count":' + total + b"}"
-
-    def answer_tail_for(self, organisation: OrganisationId) -> bytes:
-        """Return the end of an answer that names only the organisation's own subscriptions."""
-        tail = self._tails.get(organisation)
-        if tail is None:
-            if len(self._tails) >= _MAX_TAILS:
-                self._tails.clear()
-            own = (
-                text
-                for text, recipient in self.by_destination.items()
-                if recipient.organisation_id == organisation
-            )
-            tail = self._tails[organisation] = self._tail(own)
-        return tail
-
-    def hold_flags(self, saturated: frozenset[SubscriptionId]) -> bytes:
-        """Return, as packed elements, whether each recipient's delivery is held at once.
-
-        Empty if none is.
-        """
-        if saturated is not self._saturated:
-            self._saturated = saturated
-            held = [
-                one.id in saturated and one.type is SubscriptionType.PUSH for one in self.recipients
-            ]
-            self._hold_flags = (
-                b"".join(
-                    [pg_arrays.TRUE_ELEMENT if hold else pg_arrays.FALSE_ELEMENT for hold in held]
-                )
-                if any(held)
-                else b""
-            )
-        return self._hold_flags
-
-    def excluding(self, excluded: frozenset[SubscriptionId]) -> "EventRoute":
-        """Return this route without some recipients. Routes are cached by those excluded."""
-        part = self._subsets.get(excluded)
-        if part is None:
-            if len(self._subsets) >= _MAX_SUBSETS:
-                self._subsets.clear()
-            rest = (recipient for recipient in self.recipients if recipient.id not in excluded)
-            part = self._subsets[excluded] = EventRoute(
-                self._room_id, self._event_type, self.version, rest
-            )
-        return part
 
 
 class PublishAccess:
@@ -232,8 +120,11 @@ class RoutingTable:
             )
         }
         self._subscriptions = record.subscriptions
-        self.weight = _weigh(record)
-        """About so many bytes of memory."""
+        record_bytes = _weigh(record)
+        self.weight = TableWeight(record_bytes)
+        self._max_bytes = record_bytes + max(
+            MAX_ROUTE_BYTES, 4 * RECIPIENT_BYTES * len(record.subscriptions)
+        )
         self._versions: dict[str, dict[int, str | None]] = {}
         for version in record.versions:
             self._versions.setdefault(version.name, {})[version.version] = version.schema
@@ -281,31 +172,20 @@ class RoutingTable:
             raise UnroutableError(
                 "version", f"{event_type!r} has no version {version}; it has {known}"
             )
+        if self.weight.bytes > self._max_bytes:
+            self._routes.clear()
+            self.weight.forget_routes()
         route = self._routes.get((event_type, version))
         if route is None:
-            if len(self._routes) >= _MAX_ROUTES:
-                self._routes.clear()
             interested = (
                 one
                 for one in self._subscriptions
                 if is_interested(one.event_types, event_type, version)
             )
             route = self._routes[event_type, version] = EventRoute(
-                self.room_id, event_type, version, interested
+                self.room_id, event_type, version, interested, self.weight.add
             )
         return route
-
-    def restrict_to(
-        self, route: EventRoute, event_type: str, destinations: Iterable[str]
-    ) -> EventRoute:
-        """Return a route to these destinations only, in its order. Unknown ones are ignored."""
-        wanted = set(destinations)
-        return EventRoute(
-            self.room_id,
-            event_type,
-            route.version,
-            (recipient for text, recipient in route.by_destination.items() if text in wanted),
-        )
 
     def apply_filters(
         self,

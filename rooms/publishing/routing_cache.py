@@ -4,26 +4,39 @@ A cached table may be old: each publish checks the version in the statement that
 """
 
 import asyncio
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Final
 from weakref import WeakValueDictionary
 
 from rooms.db.publish.routing import RoutingRecord
 from rooms.domain.ids import OrganisationId, RoomId
+from rooms.errors import StorageRefusedError
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES
 from rooms.publishing.routing import RoutingTable, room_not_found
 
 _MAX_ROOMS: Final = 10_000
 MAX_CACHED_BYTES: Final = 256 * 1024 * 1024
-"""About so many bytes of routing tables are cached."""
+"""About so many bytes of routing tables are cached, with the routes that were built from them."""
+MAX_LOADS: Final = 2
+MAX_VERSION_READS: Final = 1
+"""So many reads at a time: one connection that `rooms.db.connection_shares` leaves stays free."""
+WAIT_S: Final = 10.0
+"""Longest wait for a turn to read a room, as for a connection of an organisation's share."""
 
 LoadRouting = Callable[[RoomId], Awaitable[RoutingRecord | None]]
+FindPlanVersion = Callable[[RoomId], Awaitable[int | None]]
+"""Returns the current version of a room's routing; None: there is no such room."""
 
 
 class RoutingCache:
     """Cache routing tables by room. Concurrent callers share one load of a room.
+
+    A table that is read again is loaded only if its version has changed. Few rooms are read at a
+    time: `StorageRefusedError` after a wait of `wait_s`.
 
     Where they are too many or too large, the organisation whose tables are the largest loses its
     oldest one, so that it displaces no other's.
@@ -32,14 +45,21 @@ class RoutingCache:
     def __init__(
         self,
         load: LoadRouting,
+        find_plan_version: FindPlanVersion,
         *,
         max_schema_bytes: int = MAX_SCHEMA_BYTES,
         max_bytes: int = MAX_CACHED_BYTES,
+        wait_s: float = WAIT_S,
     ) -> None:
         self._load = load
+        self._find_plan_version = find_plan_version
+        self._loads = asyncio.Semaphore(MAX_LOADS)
+        self._version_reads = asyncio.Semaphore(MAX_VERSION_READS)
+        self._wait_s = wait_s
         self._max_schema_bytes = max_schema_bytes
         self._max_bytes = max_bytes
         self._weights: Counter[OrganisationId] = Counter()
+        self._total_weight = 0
         self._sequence = itertools.count(1)
         self._tables: dict[RoomId, tuple[int, RoutingTable]] = {}
         self._load_locks: WeakValueDictionary[RoomId, asyncio.Lock] = WeakValueDictionary()
@@ -73,34 +93,69 @@ class RoutingCache:
             if known is not None and known[0] > since:
                 return known[1]
             begun = next(self._sequence)
-            record = await self._load(room)
-            if record is None:
-                self._drop(room)
-                return None
-            previous = known[1] if known is not None else None
-            if previous is not None and previous.plan_version == record.plan_version:
-                table = previous
-            else:
-                table = RoutingTable(
-                    record, previous=previous, max_schema_bytes=self._max_schema_bytes
-                )
+            table = await self._read(room, None if known is None else known[1])
             self._drop(room)
-            while self._tables and (
-                len(self._tables) >= _MAX_ROOMS
-                or self._weights.total() + table.weight > self._max_bytes
-            ):
-                self._drop(self._find_displaced())
-            self._tables[room] = (begun, table)
-            self._weights[table.organisation_id] += table.weight
+            if table is not None:
+                self._add(table, begun)
             return table
+
+    async def _read(self, room: RoomId, previous: RoutingTable | None) -> RoutingTable | None:
+        """Return a room's table as of now; `previous`, if that still is it."""
+        if previous is not None:
+            async with self._turn(self._version_reads):
+                version = await self._find_plan_version(room)
+            if version is None:
+                return None
+            if version == previous.plan_version:
+                return previous
+        async with self._turn(self._loads):
+            record = await self._load(room)
+        if record is None:
+            return None
+        return RoutingTable(record, previous=previous, max_schema_bytes=self._max_schema_bytes)
+
+    @asynccontextmanager
+    async def _turn(self, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await turns.acquire()
+        except TimeoutError as exc:
+            raise StorageRefusedError(
+                f"the routes of too many rooms were read for {self._wait_s:g} s"
+            ) from exc
+        try:
+            yield
+        finally:
+            turns.release()
+
+    def _add(self, table: RoutingTable, begun: int) -> None:
+        if len(self._tables) >= _MAX_ROOMS:
+            self._drop(self._find_displaced())
+        self._displace(self._max_bytes - table.weight.bytes)
+        self._tables[table.room_id] = (begun, table)
+        table.weight.on_growth = functools.partial(self._count, table.organisation_id)
+        self._weights[table.organisation_id] += table.weight.bytes
+        self._total_weight += table.weight.bytes
+
+    def _count(self, organisation: OrganisationId, count: int) -> None:
+        """Count the growth of a cached table, which may displace others, or itself."""
+        self._weights[organisation] += count
+        self._total_weight += count
+        self._displace(self._max_bytes)
+
+    def _displace(self, max_bytes: int) -> None:
+        while self._tables and self._total_weight > max_bytes:
+            self._drop(self._find_displaced())
 
     def _drop(self, room: RoomId) -> None:
         known = self._tables.pop(room, None)
         if known is not None:
-            owner = known[1].organisation_id
-            self._weights[owner] -= known[1].weight
-            if not self._weights[owner]:
-                del self._weights[owner]
+            table = known[1]
+            table.weight.on_growth = None
+            self._total_weight -= table.weight.bytes
+            self._weights[table.organisation_id] -= table.weight.bytes
+            if not self._weights[table.organisation_id]:
+                del self._weights[table.organisation_id]
 
     def _find_displaced(self) -> RoomId:
         """Return the oldest room of the organisation whose tables are the largest."""

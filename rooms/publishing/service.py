@@ -17,6 +17,7 @@ from rooms.db.publish.routing import (
     RoutingRecord,
     find_caller_ids,
     find_idempotency_key,
+    find_plan_version,
     load_routing,
 )
 from rooms.db.quotas import sync_used
@@ -185,9 +186,13 @@ def make_routing_cache(
 ) -> RoutingCache:
     """Return a cache of routing tables that are read through `engine`."""
 
+    # Publishers of several organisations wait for one read of a room.
     async def load(room: RoomId) -> RoutingRecord | None:
-        # Publishers of several organisations wait for one load of a room.
         with without_share():
             return await load_routing(engine, room)
 
-    return RoutingCache(load, max_schema_bytes=max_schema_bytes)
+    async def find_version(room: RoomId) -> int | None:
+        with without_share():
+            return await find_plan_version(engine, room)
+
+    return RoutingCache(load, find_version, max_schema_bytes=max_schema_bytes)

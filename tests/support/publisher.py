@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.clock import SystemClock
 from rooms.db.connection import open_engine
@@ -129,6 +130,7 @@ class Desk:
     """A publisher over a database, with its parts within reach."""
 
     publisher: Publisher
+    engine: AsyncEngine
     planner: RoutingCache
     metrics: Metrics
     signals: Notifier
@@ -165,4 +167,4 @@ async def open_desk(
                 saturated=crowd,
             )
         )
-        yield Desk(publisher, planner, metrics, signals, crowd)
+        yield Desk(publisher, engine, planner, metrics, signals, crowd)

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rooms.db.connection import transaction
+from rooms.db.connection import autocommit, transaction
 from rooms.db.operational.outbox import HAS_RECIPIENT
 from rooms.db.publish.insert import IDEMPOTENCY_TTL
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
@@ -143,6 +143,21 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         subscriptions=_subscriptions.decode(subscriptions),
         versions=_versions.decode(versions),
     )
+
+
+_FIND_PLAN_VERSION: Final = text("SELECT plan_version FROM rooms WHERE id = :room AND NOT deleting")
+
+
+async def find_plan_version(engine: AsyncEngine, room: RoomId) -> int | None:
+    """Return the current version of a room's routing; None as for `load_routing`.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    async with autocommit(engine) as connection:
+        found: int | None = (
+            await connection.execute(_FIND_PLAN_VERSION, {"room": room})
+        ).scalar_one_or_none()
+    return found
 
 
 _FIND_KEY: Final = text(

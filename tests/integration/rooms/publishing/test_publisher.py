@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import event
 
 from rooms.api.app import create_app
 from rooms.api.deps import ApiServices
@@ -39,6 +40,7 @@ from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
 from rooms.publishing.group_commit import PLAN_CHANGED, CommitOutcome, IdReused, Settle
 from rooms.publishing.prepare import SLICE_ROWS
 from rooms.publishing.request import decode_batch
+from rooms.publishing.routing_cache import MAX_LOADS, MAX_VERSION_READS
 from rooms.settings import read_settings
 from tests.support.publisher import Desk, House, make_id, open_desk
 
@@ -782,14 +784,6 @@ async def test_a_large_batch_lets_other_requests_go_on_while_it_is_prepared(
         await counting
         assert rows.row_count == 500 * 21
         assert turns >= rows.row_count // SLICE_ROWS - 1
-        at_once = preparation._preparer.prepare(
-            table,
-            decode_batch(a_batch(*[{}] * 500), 500),
-            batch=True,
-            publisher=b"",
-            now_ms=0,
-        )
-        assert len(at_once.answer) == len(rows.answer)
         assert len(json.loads(rows.answer)["messages"]) == 500
 
 
@@ -873,7 +867,7 @@ async def test_a_conflict_of_a_publish_writes_nothing(desk: Desk, house: House) 
 async def test_a_publish_to_very_many_is_submitted_with_large_ones(
     desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rooms.publishing.publisher.LARGE_ROWS", 2)
+    monkeypatch.setattr("rooms.publishing.group_commit.LARGE_ROWS", 2)
     room = a_room(house, "PUSH", "PUSH", "PUSH")
     await send(desk, house, room, a_message())
     groups: list[int] = []
@@ -907,12 +901,158 @@ async def test_costly_checks_are_made_once_from_the_second_publish_on(
     assert prepared == 1
 
 
-async def test_a_publish_is_refused_while_too_much_waits(
-    desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
+async def test_a_batch_of_few_large_messages_is_submitted_with_large_ones(
+    database: str, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = a_room(house, "PUSH")
+    async with open_desk(database, ROOMS_MAX_PAYLOAD_BYTES="300000") as desk:
+        groups: list[tuple[int, int]] = []
+
+        async def submit(rows: InsertRows) -> CommitOutcome:
+            groups.append((len(rows.messages), rows.row_count))
+            return None
+
+        monkeypatch.setattr(desk.publisher._large_committer, "submit", submit)
+        body = a_batch(*[{"payload": "x" * 250 * 1024}] * 64)
+        await desk.publisher.publish_batch(house.principal, room, body, None)
+    assert groups == [(64, 128)]
+
+
+async def test_a_publish_is_refused_while_too_much_of_its_organisation_waits(
+    desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another organisation are accepted meanwhile."""
+    room, other = a_room(house, "PUSH"), House(house.url)
+    others_room = a_room(other, "PUSH")
     await send(desk, house, room, a_message())
-    monkeypatch.setattr("rooms.publishing.group_commit.MAX_WAITING_BYTES", -1)
+    await send(desk, other, others_room, a_message())
+    committer = desk.publisher._committer
+    write, begun, go_on = committer._write, asyncio.Event(), asyncio.Event()
+
+    async def write_later(group: Sequence[InsertRows]) -> InsertConflict:
+        begun.set()
+        await go_on.wait()
+        return await write(group)
+
+    monkeypatch.setattr(committer, "_write", write_later)
+    monkeypatch.setattr("rooms.publishing.group_commit.MAX_WAITING_BYTES", 5000)
+    held = asyncio.create_task(submitted(desk, house.principal, room, a_message()))
+    await begun.wait()
+    waiting = []
+    while committer._waiting_bytes <= 5000:
+        waiting.append(asyncio.create_task(submitted(desk, house.principal, room, a_message())))
+        await asyncio.sleep(0)
     with pytest.raises(StorageRefusedError):
         await submitted(desk, house.principal, room, a_message())
+    others = asyncio.create_task(submitted(desk, other.principal, others_room, a_message()))
+    await asyncio.sleep(0)
+    go_on.set()
+    for outcome in await asyncio.gather(held, *waiting, others):
+        assert outcome[1] is None
+    assert house.count("messages") == 4 + len(waiting)
+
+
+# Refusals
+
+
+async def test_refused_publishes_leave_connections_and_load_no_routes(database: str) -> None:
+    """A refusal looks if the room has changed, by its version only, and a few rooms at a time."""
+    house = House(database)
+    rooms = [a_room(house) for _ in range(20)]
+    async with open_desk(database) as desk:
+        for room in rooms:
+            await send(desk, house, room, a_message())
+        loads = 0
+        read = desk.planner._load
+
+        async def count_loads(room: RoomId) -> RoutingRecord | None:
+            nonlocal loads
+            loads += 1
+            return await read(room)
+
+        desk.planner._load = count_loads
+        used = most = 0
+
+        def count_checkout(*_: Any) -> None:
+            nonlocal used, most
+            used += 1
+            most = max(most, used)
+
+        def count_checkin(*_: Any) -> None:
+            nonlocal used
+            used -= 1
+
+        event.listen(desk.engine.sync_engine, "checkout", count_checkout)
+        event.listen(desk.engine.sync_engine, "checkin", count_checkin)
+        outcomes = await asyncio.gather(
+            *[
+                send(desk, house, room, a_message(event_type="order.unknown"))
+                for room in rooms
+                for _ in range(5)
+            ],
+            return_exceptions=True,
+        )
+    assert all(isinstance(outcome, InvalidError) for outcome in outcomes)
+    assert loads == 0
+    assert most <= MAX_LOADS + MAX_VERSION_READS
+
+
+async def test_a_retry_by_its_id_is_answered_by_the_room_as_it_is_now(
+    desk: Desk, house: House
+) -> None:
+    """The cached table refuses it, and so does the room, which has changed once more meanwhile."""
+    room = house.room()
+    house.event_type(room)
+    first = await send(desk, house, room, a_message(id="order-1"))
+    house.change(room, 'UPDATE event_type_versions SET schema = \'{"type": "string"}\'')
+    with pytest.raises(InvalidError):
+        await send(desk, house, room, a_message(id="order-2"))
+    house.run(house.bump(room))
+    again = await desk.publisher.publish(house.principal, room, a_message(id="order-1"), None)
+    assert again.replayed
+    assert json.loads(again.body) == first
+    house.run(house.bump(room))
+    with pytest.raises(InvalidError):
+        await send(desk, house, room, a_message(id="order-2"))
     assert house.count("messages") == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_batch_with_chosen_destinations_lets_other_requests_go_on_while_it_is_routed(
+    database: str, house: House, *, again: bool
+) -> None:
+    """Also where it is prepared again, as costly checks were made in the sandbox."""
+    room = a_room(house, *["PULL"] * 100)
+    async with open_desk(database, ROOMS_MAX_BATCH="200") as desk:
+        everything = (await send(desk, house, room, a_message()))["destinations"]
+        messages = decode_batch(
+            a_batch(
+                *[{"destinations": everything[:50] + everything[50 + n // 4 :]} for n in range(200)]
+            ),
+            200,
+        )
+        table = desk.planner.cached(room)
+        assert table is not None
+        turns, done = 0, asyncio.Event()
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while not done.is_set():
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count_turns())
+        preparation = desk.publisher._preparation
+        request = table, house.principal, None, messages
+        if again:
+            rows = await preparation.after_refusal(
+                ChecksPendingError(DeferredChecks()), *request, refused={}, batch=True, answered={}
+            )
+        else:
+            rows = await preparation.in_slices(*request, refused={}, answered={})
+        done.set()
+        await counting
+    named = sum(len(message.destinations or ()) for message in messages)
+    assert rows.row_count == 200 + named
+    # Those to route them, at about 250 destinations a turn, come before those for the rows.
+    assert turns >= named // 300 + rows.row_count // (SLICE_ROWS + 150)

@@ -1,6 +1,7 @@
 """The plan of a room against the plainest statement of who gets what; request and schema rules beside it."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -27,9 +28,10 @@ from rooms.errors import (
     SuspendedError,
 )
 from rooms.publishing.cel_filter import FilterInput
+from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.request import check_idempotency_key, decode_batch, decode_message
-from rooms.publishing.routing import EventRoute, RoutingTable, UnroutableError
+from rooms.publishing.routing import RoutingTable, UnroutableError
 from tests.support.publisher import make_id
 
 ROOM = RoomId(77)
@@ -121,8 +123,9 @@ def test_chosen_destinations_are_a_part_of_the_route_in_its_order(
     route = plan.route("a", None)
     everything = list(route.by_destination)
     chosen = data.draw(st.lists(st.sampled_from(everything) if everything else st.nothing()))
-    part = plan.restrict_to(route, "a", chosen)
+    part = route.restricted_to([*chosen, "unknown"])
     assert list(part.by_destination) == [text for text in everything if text in chosen]
+    assert route.restricted_to(reversed(chosen)) is part
 
 
 @given(st.none() | st.integers(1, 10**12), st.none() | st.integers(1, 10**12))
@@ -234,6 +237,73 @@ def test_an_answer_names_a_hundred_destinations_and_only_those_to_be_seen() -> N
         for one in record.subscriptions
         if one.organisation_id == "theirs"
     ]
+
+
+def a_filtered_plan(count: int, types: int) -> RoutingRecord:
+    """Return a plan of so many subscriptions with filters, all to each of so many event types."""
+    return a_plan(
+        subscriptions=tuple(
+            SubscriptionRecord(
+                id=SubscriptionId(make_id(ROOM)),
+                organisation_id=OURS,
+                type=SubscriptionType.PUSH,
+                version=1,
+                event_types=None,
+                filter="payload == 1",
+            )
+            for _ in range(count)
+        ),
+        versions=tuple(VersionRecord(f"t{number}", 1, None) for number in range(types)),
+    )
+
+
+def route_parts(table: RoutingTable, record: RoutingRecord, part: int) -> None:
+    """Route a message of each type to all subscriptions but one, to one, and for a publisher."""
+    left_out = record.subscriptions[part % len(record.subscriptions)].id
+    for version in record.versions:
+        table.route(version.name, 1).excluding(frozenset({left_out}))
+        table.route(version.name, 1).restricted_to([destination_name(ROOM, left_out)])
+        table.route(version.name, 1).answer_tail_for(OrganisationId(f"publisher {part}"))
+
+
+def test_what_is_built_of_routes_is_bounded_for_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many parts, types and publishers there are; the routes in use stay."""
+    monkeypatch.setattr("rooms.publishing.routing.MAX_ROUTE_BYTES", 1_000_000)
+    record = a_filtered_plan(50, 20)
+    table = RoutingTable(record)
+    at_first, largest = table.weight.bytes, 0
+    for part in range(50):
+        route_parts(table, record, part)
+        largest = max(largest, table.weight.bytes)
+    assert 500_000 < largest - at_first < 1_100_000
+    kept = table.route("t0", 1)
+    assert table.route("t0", 1) is kept
+
+
+def test_the_routes_of_a_room_that_needs_more_than_the_bound_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rooms.publishing.routing.MAX_ROUTE_BYTES", 1)
+    record = a_filtered_plan(50, 1)
+    table = RoutingTable(record)
+    excluded = frozenset({record.subscriptions[0].id})
+    part = table.route("t0", 1).excluding(excluded)
+    assert table.route("t0", 1).excluding(excluded) is part
+
+
+def test_the_weight_of_a_table_is_about_the_memory_that_it_takes() -> None:
+    record = a_filtered_plan(100, 10)
+    table = RoutingTable(record)
+    at_first = table.weight.bytes
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for part in range(20):
+            route_parts(table, record, part)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.6 < (table.weight.bytes - at_first) / (after - before) < 1.7
 
 
 json_values = st.recursive(

@@ -1,14 +1,34 @@
 """Test how routing tables are cached: who waits for a load, and which table is displaced."""
 
 import asyncio
+from typing import Any
 
+import msgspec
 import pytest
 
 from rooms.db.publish.routing import RoutingRecord, VersionRecord
 from rooms.domain.ids import OrganisationId, RoomId
-from rooms.errors import NotFoundError
-from rooms.publishing.routing_cache import RoutingCache
-from tests.unit.rooms.publishing.test_routing import ROOM, a_plan
+from rooms.errors import NotFoundError, StorageRefusedError
+from rooms.publishing.routing_cache import (
+    MAX_LOADS,
+    MAX_VERSION_READS,
+    FindPlanVersion,
+    LoadRouting,
+    RoutingCache,
+)
+from tests.unit.rooms.publishing.test_routing import ROOM, a_filtered_plan, a_plan, route_parts
+
+
+def a_cache(
+    load: LoadRouting, find_plan_version: FindPlanVersion | None = None, **bounds: Any
+) -> RoutingCache:
+    """Return a cache that reads a room's version from its record, unless it is given."""
+
+    async def find_version(room: RoomId) -> int | None:
+        record = await load(room)
+        return None if record is None else record.plan_version
+
+    return RoutingCache(load, find_plan_version or find_version, **bounds)
 
 
 async def test_a_hundred_that_ask_at_once_cause_at_most_two_loads() -> None:
@@ -20,7 +40,7 @@ async def test_a_hundred_that_ask_at_once_cause_at_most_two_loads() -> None:
         await asyncio.sleep(0)
         return a_plan()
 
-    planner = RoutingCache(load)
+    planner = a_cache(load)
     await asyncio.gather(*[planner.get(ROOM) for _ in range(100)])
     assert loads == 1
     await asyncio.gather(*[planner.reload(ROOM) for _ in range(100)])
@@ -38,7 +58,7 @@ async def test_a_fresh_plan_was_read_after_it_was_asked_for() -> None:
         await go_on.wait()
         return record
 
-    planner = RoutingCache(load)
+    planner = a_cache(load)
     early = asyncio.create_task(planner.get(ROOM))
     await reading.wait()
     version = 2
@@ -53,7 +73,7 @@ async def test_a_room_that_does_not_exist_is_not_found() -> None:
     async def load(room: RoomId) -> RoutingRecord | None:
         return a_plan() if room == ROOM else None
 
-    planner = RoutingCache(load)
+    planner = a_cache(load)
     assert (await planner.get(ROOM)).room_id == ROOM
     for ask in (planner.get, planner.reload):
         with pytest.raises(NotFoundError):
@@ -71,7 +91,7 @@ async def test_an_organisation_with_large_tables_displaces_its_own_only() -> Non
         large = VersionRecord("a", 1, "x" * 10_000)
         return a_plan(room_id=room, organisation_id=theirs, versions=(large,))
 
-    planner = RoutingCache(load, max_bytes=35_000)
+    planner = a_cache(load, max_bytes=35_000)
     await planner.get(ROOM)
     for number in range(1, 6):
         await planner.get(RoomId(number))
@@ -91,5 +111,102 @@ async def test_a_table_larger_than_the_cache_is_used_nevertheless() -> None:
     async def load(room: RoomId) -> RoutingRecord:
         return a_plan(versions=(VersionRecord("a", 1, "x" * 10_000),))
 
-    planner = RoutingCache(load, max_bytes=100)
+    planner = a_cache(load, max_bytes=100)
     assert (await planner.get(ROOM)).route("a", None).version == 1
+
+
+async def test_a_table_that_has_not_changed_is_not_loaded_again() -> None:
+    """Only its version is read, for all that ask meanwhile at once."""
+    loads, version = 0, 1
+    reads = 0
+
+    async def load(_: RoomId) -> RoutingRecord:
+        nonlocal loads
+        loads += 1
+        return a_plan(plan_version=version)
+
+    async def find_version(_: RoomId) -> int | None:
+        nonlocal reads
+        reads += 1
+        await asyncio.sleep(0)
+        return version or None
+
+    planner = a_cache(load, find_version)
+    table = await planner.get(ROOM)
+    for _ in range(10):
+        found = await asyncio.gather(*[planner.reload(ROOM) for _ in range(10)])
+        assert all(one is table for one in found)
+    assert loads == 1
+    assert reads <= 20
+    version = 2
+    assert (await planner.reload(ROOM)).plan_version == 2
+    assert loads == 2
+    version = 0
+    with pytest.raises(NotFoundError):
+        await planner.reload(ROOM)
+    assert planner.cached(ROOM) is None
+
+
+async def test_few_rooms_are_read_at_a_time() -> None:
+    reading = {"loads": 0, "versions": 0}
+    most = dict(reading)
+
+    async def count(what: str) -> None:
+        reading[what] += 1
+        most[what] = max(most[what], reading[what])
+        await asyncio.sleep(0)
+        reading[what] -= 1
+
+    async def load(room: RoomId) -> RoutingRecord:
+        await count("loads")
+        return a_plan(room_id=room)
+
+    async def find_version(_: RoomId) -> int | None:
+        await count("versions")
+        return 1
+
+    planner = a_cache(load, find_version)
+    rooms = [RoomId(number) for number in range(1, 21)]
+    await asyncio.gather(*map(planner.get, rooms))
+    await asyncio.gather(*map(planner.reload, rooms))
+    assert most == {"loads": MAX_LOADS, "versions": MAX_VERSION_READS}
+
+
+async def test_who_waits_too_long_for_a_read_is_refused() -> None:
+    go_on = asyncio.Event()
+
+    async def load(room: RoomId) -> RoutingRecord:
+        await go_on.wait()
+        return a_plan(room_id=room)
+
+    planner = a_cache(load, wait_s=0.01)
+    reading = [asyncio.create_task(planner.get(RoomId(1 + n))) for n in range(MAX_LOADS)]
+    await asyncio.sleep(0)
+    with pytest.raises(StorageRefusedError):
+        await planner.get(ROOM)
+    go_on.set()
+    await asyncio.gather(*reading)
+    assert (await planner.get(ROOM)).room_id == ROOM
+
+
+async def test_routes_that_grow_displace_tables_of_their_organisation_only() -> None:
+    theirs = OrganisationId("theirs")
+    large = a_filtered_plan(50, 20)
+
+    async def load(room: RoomId) -> RoutingRecord:
+        if room == ROOM:
+            return a_plan()
+        return msgspec.structs.replace(large, room_id=room, organisation_id=theirs)
+
+    planner = a_cache(load, max_bytes=2_000_000)
+    tables = [await planner.get(RoomId(number)) for number in (ROOM, 1, 2, 3)]
+    kept = tables
+    for part in range(10):
+        route_parts(tables[3], large, part)
+        kept = [table for table in tables if planner.cached(table.room_id) is table]
+        assert sum(table.weight.bytes for table in kept) < 2_000_000
+    assert tables[0] in kept
+    assert tables[1] not in kept
+    # A table that was displaced may still be used, and is counted no more.
+    route_parts(tables[1], large, 10)
+    assert planner.cached(ROOM) is tables[0]

@@ -1,0 +1,263 @@
+"""Test which requests the committer accepts, and which of those that exclude each other it writes."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from rooms.db.publish.insert import InsertConflict
+from rooms.db.publish.request_rows import CallerId, InsertRows
+from rooms.domain.ids import OrganisationId, RoomId
+from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.publishing.group_commit import (
+    LARGE_BYTES,
+    LARGE_ROWS,
+    MAX_WAITING_BYTES,
+    PLAN_CHANGED,
+    CommitOutcome,
+    GroupCommitter,
+    IdReused,
+    KeyReused,
+    is_large,
+)
+
+ROOM = RoomId(1)
+MIB = 1024 * 1024
+
+
+def a_request(
+    key: str | None = None,
+    *,
+    body: bytes = b"1",
+    ids: Sequence[str] = (),
+    organisation: str = "ours",
+    plan_version: int = 1,
+    size: int = 0,
+) -> InsertRows:
+    rows = InsertRows(ROOM, plan_version)
+    rows.key, rows.request_hash, rows.answer = key, body, b"answer to " + body
+    rows.organisation = OrganisationId(organisation)
+    rows.row_count, rows.payload_bytes = 1, size
+    rows.caller_ids = [CallerId(one, bytes(20), body, b"message of " + body) for one in ids]
+    return rows
+
+
+class Store:
+    """Write groups as PostgreSQL does: all of one, or nothing and what was in conflict."""
+
+    def __init__(self, *, plan_version: int = 1) -> None:
+        self.plan_version = plan_version
+        self.keys: dict[tuple[int, str], tuple[bytes, bytes]] = {}
+        self.ids: dict[tuple[int, str], tuple[bytes, bytes]] = {}
+        self.written: list[InsertRows] = []
+        self.writes = 0
+        self.errors: list[Exception] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def __call__(self, group: Sequence[InsertRows]) -> InsertConflict:
+        await self.open.wait()
+        self.writes += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        claims = [claim for one in group for claim in one.unique_claims()]
+        assert len(claims) == len(set(claims))
+        conflict = InsertConflict(
+            stale_plans=frozenset(
+                (ROOM, one.plan_version) for one in group if one.plan_version != self.plan_version
+            ),
+            used_keys={
+                (ROOM, one.key): self.keys[ROOM, one.key]
+                for one in group
+                if one.key is not None and (ROOM, one.key) in self.keys
+            },
+            used_ids={
+                (ROOM, name.caller_id): self.ids[ROOM, name.caller_id]
+                for one in group
+                for name in one.caller_ids
+                if (ROOM, name.caller_id) in self.ids
+            },
+        )
+        if not conflict.has_conflict:
+            self.written += group
+            for one in group:
+                if one.key is not None:
+                    self.keys[ROOM, one.key] = one.request_hash, one.answer
+                for name in one.caller_ids:
+                    self.ids[ROOM, name.caller_id] = name.content_hash, name.answer
+        return conflict
+
+
+async def outcomes_of(
+    store: Store, requests: Sequence[InsertRows]
+) -> list[CommitOutcome | BaseException]:
+    """Return the outcomes of requests that arrive while another one is written."""
+    store.open.clear()
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        first = asyncio.create_task(committer.submit(a_request(plan_version=store.plan_version)))
+        await asyncio.sleep(0)
+        tasks = [asyncio.create_task(committer.submit(one)) for one in requests]
+        await asyncio.sleep(0)
+        store.open.set()
+        await asyncio.gather(first, return_exceptions=True)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert not committer._claims
+        assert committer._waiting_bytes == committer._waiting_count == 0
+        assert not committer._bytes_behind
+    return outcomes
+
+
+async def test_many_requests_with_one_key_take_one_write() -> None:
+    """Those of others are in the same group, and no group has a conflict."""
+    store = Store()
+    requests = [a_request("k", body=b"%d" % (number % 3)) for number in range(4000)]
+    others = [a_request(organisation="theirs") for _ in range(10)]
+    found = await outcomes_of(store, requests + others)
+    assert found == [None] + [KeyReused(b"0", b"answer to 0")] * 3999 + [None] * 10
+    assert store.writes == 2
+    assert len(store.written) == 12
+
+
+async def test_many_requests_with_a_used_key_take_one_write() -> None:
+    store = Store()
+    store.keys[ROOM, "k"] = b"hash", b"first"
+    found = await outcomes_of(store, [a_request("k") for _ in range(1000)])
+    assert found == [KeyReused(b"hash", b"first")] * 1000
+    assert store.writes == 2
+
+
+async def test_many_requests_with_one_id_take_one_write() -> None:
+    store = Store()
+    requests = [a_request(ids=["a", "b"])] + [a_request(ids=["b", "c"]) for _ in range(1000)]
+    found = await outcomes_of(store, requests)
+    assert found == [None] + [IdReused({"b": (b"1", b"message of 1")})] * 1000
+    assert store.writes == 2
+
+
+async def test_many_requests_with_a_key_and_a_used_id_take_one_write() -> None:
+    store = Store()
+    store.ids[ROOM, "a"] = b"hash", b"first"
+    found = await outcomes_of(store, [a_request("k", ids=["a", "b"]) for _ in range(1000)])
+    assert found == [IdReused({"a": (b"hash", b"first")})] * 1000
+    assert store.writes == 2
+
+
+async def test_what_the_first_does_not_decide_is_written_next() -> None:
+    """The second has the key but not the used id, and the third another plan."""
+    store = Store()
+    store.ids[ROOM, "a"] = b"hash", b"first"
+    stale = a_request("k", plan_version=2)
+    found = await outcomes_of(store, [a_request("k", ids=["a"]), stale, a_request("k", body=b"2")])
+    assert found == [IdReused({"a": (b"hash", b"first")}), PLAN_CHANGED, None]
+
+
+async def test_a_request_waits_for_whichever_has_one_of_its_claims() -> None:
+    """The second waits for the first, the third for the second, and the last for none."""
+    store = Store()
+    store.ids[ROOM, "x"] = b"hash", b"first"
+    requests = [
+        a_request("k", ids=["x"]),
+        a_request("k", ids=["y"], body=b"2"),
+        a_request("k", ids=["z"], body=b"3"),
+        a_request("other", ids=["y"], body=b"4"),
+        a_request(ids=["free"]),
+    ]
+    found = await outcomes_of(store, requests)
+    assert found[0] == IdReused({"x": (b"hash", b"first")})
+    assert sorted(one.request_hash for one in store.written if one.key) in (
+        [b"2"],
+        [b"3", b"4"],
+    )
+    assert found[4] is None
+    for request, outcome in zip(requests, found, strict=True):
+        assert (outcome is None) == (request in store.written)
+
+
+async def test_a_plan_that_changed_is_reported_to_all_with_the_key() -> None:
+    store = Store(plan_version=2)
+    found = await outcomes_of(store, [a_request("k") for _ in range(1000)])
+    assert found == [PLAN_CHANGED] * 1000
+    assert store.writes == 2
+
+
+@pytest.mark.parametrize("error", [StorageUnavailableError("cut"), StorageRefusedError("full")])
+async def test_an_outage_is_reported_to_all_with_the_key(error: Exception) -> None:
+    store = Store()
+    store.errors = [error] * 2
+    found = await outcomes_of(store, [a_request("k") for _ in range(1000)])
+    assert [type(one) for one in found] == [type(error)] * 1000
+    assert store.writes == 2
+    assert store.written == []
+
+
+async def test_a_request_that_postgresql_cannot_take_fails_alone() -> None:
+    store = Store()
+    store.errors = [ValueError("not text")] * 2
+    found = await outcomes_of(store, [a_request("k"), a_request("k"), a_request("k")])
+    assert isinstance(found[0], ValueError)
+    assert found[1:] == [None, KeyReused(b"1", b"answer to 1")]
+
+
+async def test_requests_that_wait_for_another_are_committed_at_the_end() -> None:
+    store = Store()
+    store.ids[ROOM, "a"] = b"hash", b"first"
+    store.open.clear()
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        tasks = [
+            asyncio.create_task(committer.submit(one))
+            for one in (a_request("k", ids=["a"]), a_request("k", body=b"2"), a_request("k"))
+        ]
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(store.open.set)
+    outcomes = await asyncio.gather(*tasks)
+    assert outcomes[1:] == [None, KeyReused(b"2", b"answer to 2")]
+
+
+async def test_an_organisation_with_too_much_waiting_is_refused_and_no_other() -> None:
+    store = Store()
+    store.open.clear()
+    outcomes: list[CommitOutcome | Exception] = []
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        committer.submit_nowait(a_request(), outcomes.append)
+        await asyncio.sleep(0)
+        accepted = 1 + MAX_WAITING_BYTES // (16 * MIB)
+        for _ in range(accepted - 1):
+            committer.submit_nowait(a_request(size=16 * MIB), outcomes.append)
+        with pytest.raises(StorageRefusedError):
+            committer.submit_nowait(a_request(), outcomes.append)
+        for number in range(20):
+            committer.submit_nowait(
+                a_request(organisation=f"other {number % 10}", size=256 * 1024), outcomes.append
+            )
+        # One that has more than its equal part is refused as well.
+        committer.submit_nowait(a_request(organisation="third", size=16 * MIB), outcomes.append)
+        for organisation in ("third", "ours"):
+            with pytest.raises(StorageRefusedError):
+                committer.submit_nowait(a_request(organisation=organisation), outcomes.append)
+        store.open.set()
+    assert outcomes == [None] * (accepted + 21)
+
+
+async def test_what_waits_for_a_key_counts_as_waiting() -> None:
+    store = Store()
+    store.open.clear()
+    outcomes: list[CommitOutcome | Exception] = []
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        for _ in range(1 + MAX_WAITING_BYTES // (16 * MIB)):
+            committer.submit_nowait(a_request("k", size=16 * MIB), outcomes.append)
+            await asyncio.sleep(0)
+        with pytest.raises(StorageRefusedError):
+            committer.submit_nowait(a_request("k", size=16 * MIB), outcomes.append)
+        store.open.set()
+    assert outcomes[0] is None
+    assert len(outcomes) == 1 + MAX_WAITING_BYTES // (16 * MIB)
+
+
+def test_a_request_is_large_by_its_rows_or_its_bytes() -> None:
+    batch = a_request(size=16 * MIB)
+    batch.row_count = 128
+    assert is_large(batch)
+    assert not is_large(a_request(size=LARGE_BYTES))
+    many = a_request()
+    many.row_count = LARGE_ROWS + 1
+    assert is_large(many)
