@@ -323,6 +323,18 @@ async def test_a_shorter_lifetime_of_the_subscription_counts(
 
 
 async def test_a_cancelled_message_is_not_replayed(
+async def test_a_fresh_lifetime_is_at_most_the_quota_of_the_organisation(
+    installation: Installation, writer: LogWriter
+) -> None:
+    (over,) = await published(installation, 1, lifetime_s=-5.0)
+    await installation.rows("UPDATE organisations SET quotas = '{\"expiration_ms\": 60000}'")
+    subscription = await installation.subscribe()
+    await replay(installation, subscription, include_expired=True)
+    await jobs_of(writer).run(always)
+    row = (await given(installation, subscription))[over.message_id]
+    assert row["expires_at"] - row["due_at"] == timedelta(seconds=60)
+
+
     installation: Installation, writer: LogWriter
 ) -> None:
     before = await installation.subscribe()
