@@ -468,15 +468,16 @@ async def set_operational(
     room: Room,
     url: str,
     *,
+    now: Subscription | None,
     identity: SubscriptionId,
     encrypted_secret: bytes,
 ) -> None:
     """Send operational messages to this URL from now on.
 
-    A new endpoint gets this id and secret. The transaction must have called `touch_room`.
+    `now`: the result of `find_operational`. A new endpoint gets this id and secret. The transaction
+    must have called `touch_room`.
     ConflictError: the owner made another operational subscription.
     """
-    now = await find_operational(connection, room)
     if now is not None and not now.belongs_to_room:
         raise ConflictError(
             f"the room has the operational subscription {now.name}: delete it, or change its URL"
