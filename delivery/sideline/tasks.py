@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from delivery.maintenance.job_rates import JobRateLimiters
 from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.service import TaskContext, TaskSpec
 from delivery.maintenance.task import ShouldContinue
@@ -40,6 +41,7 @@ class SidelineJobRunner:
         job_queue: JobQueue,
         shovel: SidelineShovel,
         engine: AsyncEngine,
+        clock: Clock,
         *,
         on_moved: Callable[[str, int], None],
     ) -> None:
@@ -48,6 +50,7 @@ class SidelineJobRunner:
         self._shovel = shovel
         self._engine = engine
         self._on_moved = on_moved
+        self._rate_limiters = JobRateLimiters(clock.monotonic)
         handlers = {JobKind.SHOVEL_SIDELINE: self._run_job, JobKind.PURGE_SIDELINE: self._run_job}
         self._jobs = JobRunner(job_queue, handlers, name=self.name)
 
@@ -75,7 +78,16 @@ class SidelineJobRunner:
             if JobKind(job.kind) is JobKind.SHOVEL_SIDELINE
             else self._shovel.purge
         )
-        return await run(request, should_continue, on_progress, requested_at=job.created_at)
+        done = await run(
+            request,
+            should_continue,
+            on_progress,
+            limiter=self._rate_limiters.get(job.id, request.rate_per_s),
+            requested_at=job.created_at,
+        )
+        if done:
+            self._rate_limiters.forget(job.id)
+        return done
 
 
 class ShovelScheduler:
@@ -169,12 +181,12 @@ class SidelineTasks:
             context.engine,
             ShovelQueries(context.slow_writer),
             magazine_cache,
-            context.clock,
             on_queued=queued,
         )
         return SidelineJobRunner(
             context.job_queue,
             shovel,
             context.engine,
+            context.clock,
             on_moved=lambda outcome, count: self._metrics.sideline_moved.labels(outcome).inc(count),
         )
