@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -21,7 +22,7 @@ from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import JobQueue, OpenJob, create_job
 from rooms.db.sideline.entries import SidelineEntries
 from rooms.db.sideline.queries import SidelineFilter, sideline_count
-from rooms.db.sideline.shovel import ShovelQueries
+from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
 from rooms.domain.ids import IdGenerator, SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.state_machine import SubscriptionType
@@ -30,9 +31,15 @@ from rooms.ports import Clock, Magazines
 
 _log = logging.getLogger(__name__)
 
+_STAYED: Final = frozenset({ShovelOutcome.TOO_OFTEN.value, ShovelOutcome.STALE.value})
+"""Outcomes of deliveries that a run does not move: the job's next run finds what is still there."""
+
 
 class SidelineJobRunner:
-    """Runs shovel and purge jobs. An interrupted job continues with what the sideline then has."""
+    """Runs shovel and purge jobs. An interrupted job continues with what the sideline then has.
+
+    So a result counts what all runs have moved, and what the last one has left.
+    """
 
     name = "sideline jobs"
 
@@ -60,7 +67,7 @@ class SidelineJobRunner:
 
     async def _run_job(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         request = ShovelRequest.from_arguments(job.arguments)
-        counts = Counter(job.result)
+        counts = Counter({what: n for what, n in job.result.items() if what not in _STAYED})
         async with transaction(self._engine) as connection:
             left = await sideline_count(
                 connection, request.room, request.subscription, request.selection
@@ -69,8 +76,8 @@ class SidelineJobRunner:
 
         async def on_progress(batch: Counter[str]) -> None:
             counts.update(batch)
-            for outcome, count in batch.items():
-                self._on_moved(outcome, count)
+            for outcome in batch.keys() - _STAYED:
+                self._on_moved(outcome, batch[outcome])
             await self._job_queue.record_progress(job, done=counts.total(), result=counts)
 
         run = (
@@ -87,6 +94,8 @@ class SidelineJobRunner:
         )
         if done:
             self._rate_limiters.forget(job.id)
+            for outcome in counts.keys() & _STAYED:
+                self._on_moved(outcome, counts[outcome])
         return done
 
 

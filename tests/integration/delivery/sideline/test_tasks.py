@@ -29,7 +29,7 @@ from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.sideline.entries import SidelineEntries
-from rooms.db.sideline.queries import SidelineFilter
+from rooms.db.sideline.queries import SidelineFilter, SidelineScan
 from rooms.db.sideline.shovel import ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
@@ -694,6 +694,43 @@ async def test_a_slow_shovel_keeps_its_rate_in_short_time_slices(
         clock.begin_slice()
         await jobs.run(clock.should_continue)
         assert stage.moved["queued"] == (1 if number <= 20 else 2)
+
+
+async def test_what_stays_is_counted_once_however_often_a_job_goes_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run reads again what earlier ones have left in the sideline."""
+    copies = await stage.sideline(7)
+    for copy in copies[:4]:
+        await stage.installation.rows(
+            "UPDATE deliveries SET shovels = 3 WHERE id = %s", copy.delivery_id
+        )
+    await stage.loader.run(always)
+    order = ShovelRequest(subscription=stage.subscription, selection=SidelineFilter())
+    identity = await job(stage, JobKind.SHOVEL_SIDELINE, order)
+    scan, pages = SidelineShovel._scan, 0
+
+    async def counted(*given: Any) -> SidelineScan:
+        nonlocal pages
+        pages -= 1
+        return await scan(*given)
+
+    def has_pages() -> bool:
+        return pages > 0
+
+    monkeypatch.setattr(SidelineShovel, "_scan", counted)
+    for _ in range(2):
+        pages = 1
+        await stage.jobs.run(has_pages)
+        (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+        assert (row["state"], row["result"]) == ("running", {"too_often": 3})
+        assert (row["done"], row["total"]) == (3, 7)
+        assert stage.moved == {}
+    await stage.jobs.run(always)
+    (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    assert (row["state"], row["result"]) == ("done", {"queued": 3, "too_often": 4})
+    assert (row["done"], row["total"]) == (7, 7)
+    assert stage.moved == {"queued": 3, "too_often": 4}
 
 
 async def test_a_sweep_runs_on_schedule_and_on_request(stage: Stage) -> None:
