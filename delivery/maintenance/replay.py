@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from delivery.maintenance.job_rates import JobRateLimiters
 from delivery.maintenance.jobs import JobHandler, sleep_unless_stopped
 from delivery.maintenance.restore import SKEW, OnQueued
 from delivery.maintenance.task import ShouldContinue
@@ -213,7 +214,7 @@ class ReplayJob:
         self._clock = clock
         self._on_queued = on_queued
         self._batch = batch
-        self._rate_limiters: dict[JobId, RateLimiter] = {}
+        self._rate_limiters = JobRateLimiters(clock.monotonic)
         self._first_seen: dict[JobId, tuple[float, datetime]] = {}
         """By this process's monotonic clock, and by PostgreSQL's."""
 
@@ -245,15 +246,11 @@ class ReplayJob:
                     business_keys=request.business_keys,
                 ),
             )
-        # The limiter outlives a time slice, or each slice would begin with a free batch.
-        limiter = self._rate_limiters.pop(job.id, None) or RateLimiter(
-            request.rate_per_s, self._clock.monotonic
-        )
+        limiter = self._rate_limiters.get(job.id, request.rate_per_s)
         done = await self._walk(job, request, limiter, should_continue)
         if done:
-            del self._first_seen[job.id]
-        else:
-            self._rate_limiters[job.id] = limiter
+            self._first_seen.pop(job.id, None)  # another job may have cleared all of them
+            self._rate_limiters.forget(job.id)
         return done
 
     async def _walk(
@@ -279,8 +276,9 @@ class ReplayJob:
             possible = [past for past in page if request.matches(past)]
             wanted = await wanted_messages(possible, interests, expression, self._sandbox)
             for part in _split_page(page, wanted, limiter.batch_size(self._batch)):
-                if not await sleep_unless_stopped(limiter.reserve(part.count), should_continue):
+                if not await sleep_unless_stopped(limiter.delay_s(), should_continue):
                     return False
+                limiter.take(part.count)
                 if not await self._insert(job.id, position, request, part):
                     return False
                 position = {"after": part.last}

@@ -29,7 +29,6 @@ from rooms.domain.magazine import Slot
 from rooms.domain.rate_limiter import RateLimiter
 from rooms.domain.state_machine import Reason, SubscriptionType
 from rooms.errors import MagazineMissingError
-from rooms.ports import Clock
 
 MAX_CONCURRENCY: Final = 16
 MAX_RATE_PER_S: Final = 100_000
@@ -118,7 +117,6 @@ class SidelineShovel:
         engine: AsyncEngine,
         shovels: ShovelQueries,
         magazine_cache: SidelineMagazineCache,
-        clock: Clock,
         *,
         on_queued: Callable[[SubscriptionType, SubscriptionId], None],
         batch: int = SHOVEL_BATCH,
@@ -127,7 +125,6 @@ class SidelineShovel:
         self._engine = engine
         self._shovels = shovels
         self._magazine_cache = magazine_cache
-        self._clock = clock
         self._on_queued = on_queued
         self._batch = batch
 
@@ -137,12 +134,14 @@ class SidelineShovel:
         should_continue: ShouldContinue,
         on_progress: OnProgress,
         *,
+        limiter: RateLimiter,
         requested_at: datetime,
     ) -> bool:
         """Queue the selected deliveries again; return whether the request is finished.
 
         Deliveries sidelined after `requested_at` are excluded, or one that fails at once would be
-        shoveled for ever. Reports each batch to `on_progress`.
+        shoveled for ever. Reports each batch to `on_progress`. `limiter` has the request's rate,
+        and is the same one when the request is continued.
         """
 
         async def move(refs: Sequence[EntryRef]) -> Counter[str]:
@@ -165,6 +164,7 @@ class SidelineShovel:
             request,
             should_continue,
             on_progress,
+            limiter=limiter,
             requested_at=requested_at,
             max_shovels=request.max_shovels,
             move=move,
@@ -176,6 +176,7 @@ class SidelineShovel:
         should_continue: ShouldContinue,
         on_progress: OnProgress,
         *,
+        limiter: RateLimiter,
         requested_at: datetime,
     ) -> bool:
         """End the selected deliveries as `purged`; otherwise as `shovel`."""
@@ -189,6 +190,7 @@ class SidelineShovel:
             request,
             should_continue,
             on_progress,
+            limiter=limiter,
             requested_at=requested_at,
             max_shovels=None,
             move=move,
@@ -200,6 +202,7 @@ class SidelineShovel:
         should_continue: ShouldContinue,
         on_progress: OnProgress,
         *,
+        limiter: RateLimiter,
         requested_at: datetime,
         max_shovels: int | None,
         move: MoveBatch,
@@ -208,7 +211,6 @@ class SidelineShovel:
         selection = replace(
             request.selection, until=requested_at if until is None else min(until, requested_at)
         )
-        limiter = RateLimiter(request.rate_per_s, self._clock.monotonic)
         slots = asyncio.Semaphore(request.concurrency)
         after: SidelinePosition | None = None
 
@@ -236,10 +238,9 @@ class SidelineShovel:
                             Counter({ShovelOutcome.TOO_OFTEN.value: len(page) - len(chosen)})
                         )
                     if chosen:
-                        if not await sleep_unless_stopped(
-                            limiter.reserve(len(chosen)), should_continue
-                        ):
+                        if not await sleep_unless_stopped(limiter.delay_s(), should_continue):
                             return False
+                        limiter.take(len(chosen))
                         await slots.acquire()
                         group.create_task(move_batch(chosen))
                     if after is None:

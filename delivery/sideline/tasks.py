@@ -4,9 +4,11 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from delivery.maintenance.job_rates import JobRateLimiters
 from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.service import TaskContext, TaskSpec
 from delivery.maintenance.task import ShouldContinue
@@ -20,7 +22,7 @@ from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import JobQueue, OpenJob, create_job
 from rooms.db.sideline.entries import SidelineEntries
 from rooms.db.sideline.queries import SidelineFilter, sideline_count
-from rooms.db.sideline.shovel import ShovelQueries
+from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
 from rooms.domain.ids import IdGenerator, SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.state_machine import SubscriptionType
@@ -29,9 +31,15 @@ from rooms.ports import Clock, Magazines
 
 _log = logging.getLogger(__name__)
 
+_STAYED: Final = frozenset({ShovelOutcome.TOO_OFTEN.value, ShovelOutcome.STALE.value})
+"""Outcomes of deliveries that a run does not move: the job's next run finds what is still there."""
+
 
 class SidelineJobRunner:
-    """Runs shovel and purge jobs. An interrupted job continues with what the sideline then has."""
+    """Runs shovel and purge jobs. An interrupted job continues with what the sideline then has.
+
+    So a result counts what all runs have moved, and what the last one has left.
+    """
 
     name = "sideline jobs"
 
@@ -40,6 +48,7 @@ class SidelineJobRunner:
         job_queue: JobQueue,
         shovel: SidelineShovel,
         engine: AsyncEngine,
+        clock: Clock,
         *,
         on_moved: Callable[[str, int], None],
     ) -> None:
@@ -48,6 +57,7 @@ class SidelineJobRunner:
         self._shovel = shovel
         self._engine = engine
         self._on_moved = on_moved
+        self._rate_limiters = JobRateLimiters(clock.monotonic)
         handlers = {JobKind.SHOVEL_SIDELINE: self._run_job, JobKind.PURGE_SIDELINE: self._run_job}
         self._jobs = JobRunner(job_queue, handlers, name=self.name)
 
@@ -57,7 +67,7 @@ class SidelineJobRunner:
 
     async def _run_job(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         request = ShovelRequest.from_arguments(job.arguments)
-        counts = Counter(job.result)
+        counts = Counter({what: n for what, n in job.result.items() if what not in _STAYED})
         async with transaction(self._engine) as connection:
             left = await sideline_count(
                 connection, request.room, request.subscription, request.selection
@@ -66,8 +76,8 @@ class SidelineJobRunner:
 
         async def on_progress(batch: Counter[str]) -> None:
             counts.update(batch)
-            for outcome, count in batch.items():
-                self._on_moved(outcome, count)
+            for outcome in batch.keys() - _STAYED:
+                self._on_moved(outcome, batch[outcome])
             await self._job_queue.record_progress(job, done=counts.total(), result=counts)
 
         run = (
@@ -75,7 +85,18 @@ class SidelineJobRunner:
             if JobKind(job.kind) is JobKind.SHOVEL_SIDELINE
             else self._shovel.purge
         )
-        return await run(request, should_continue, on_progress, requested_at=job.created_at)
+        done = await run(
+            request,
+            should_continue,
+            on_progress,
+            limiter=self._rate_limiters.get(job.id, request.rate_per_s),
+            requested_at=job.created_at,
+        )
+        if done:
+            self._rate_limiters.forget(job.id)
+            for outcome in counts.keys() & _STAYED:
+                self._on_moved(outcome, counts[outcome])
+        return done
 
 
 class ShovelScheduler:
@@ -169,12 +190,12 @@ class SidelineTasks:
             context.engine,
             ShovelQueries(context.slow_writer),
             magazine_cache,
-            context.clock,
             on_queued=queued,
         )
         return SidelineJobRunner(
             context.job_queue,
             shovel,
             context.engine,
+            context.clock,
             on_moved=lambda outcome, count: self._metrics.sideline_moved.labels(outcome).inc(count),
         )

@@ -24,7 +24,7 @@ from rooms.api.params import IdPath, parse_message
 from rooms.api.signing_keys import to_public_key
 from rooms.db.catalog.organisations import Member, find_members
 from rooms.db.catalog.signing_keys import find_key
-from rooms.db.connection import transaction
+from rooms.db.connection import autocommit, snapshot
 from rooms.db.queries.deliveries import DeliveryRecord, deliveries_of_message
 from rooms.db.queries.message_scope import (
     MessageView,
@@ -82,11 +82,13 @@ async def read_receipt(
     end with the retention; keep receipts that must last longer.
     """
     identity = parse_message(message_id)
-    async with transaction(services.engine) as connection:
-        view = await find_message_view(connection, principal, identity)
+    # Before the snapshot: it may create the key, and no receipt may be older than its key.
+    async with autocommit(services.engine) as connection:
         key = await current_key(connection, services.cipher, services.random)
-        # After the key was read, so that no receipt is older than its key.
+    async with snapshot(services.engine) as connection:
+        # The first statement: whatever the others see was committed before this time.
         signed_at = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
+        view = await find_message_view(connection, principal, identity)
         receipt = await _receipt(
             connection,
             services,

@@ -32,6 +32,7 @@ from rooms.api.room_bodies import (
     UpdateRoom,
     to_room_response,
 )
+from rooms.api.subscription_quotas import subscriptions_left
 from rooms.api.throttle_bodies import throttle_problems
 from rooms.db.catalog import rooms as records
 from rooms.db.catalog.access import find_access
@@ -70,7 +71,11 @@ _READ: Final = require_scopes(
 async def create_room(
     data: JSONBody[CreateRoom], services: ServicesDep, principal: Caller, change: ChangeDep
 ) -> Response[RoomResponse]:
-    """Create a room. 409: the organisation has a room of this name."""
+    """Create a room.
+
+    409: the organisation has a room of this name, or `operational_url` would be one subscription
+    more than the quota allows.
+    """
     validate_name(data.name)
     fields = msgspec.structs.asdict(data)
     _validate(services, fields)
@@ -173,7 +178,9 @@ async def change_room(
 ) -> RoomResponse:
     """Change the room.
 
-    A new retry policy applies to later failures, a new expiration to later messages.
+    A new retry policy applies to later failures, a new expiration to later messages. 409: the name
+    is taken, the room has another operational subscription, or `operational_url` would be one
+    subscription more than a quota allows.
     """
     identity = parse_room(room_id)
     fields: dict[str, Any] = {
@@ -277,18 +284,26 @@ async def _set_operational_subscription(
     room: Room,
     fields: Mapping[str, Any],
 ) -> None:
-    """Create, change or delete the room's operational subscription as `fields` say."""
+    """Create, change or delete the room's operational subscription as `fields` say.
+
+    The transaction has locked the room. QuotaConflictError: there may be no other subscription.
+    ConflictError: the owner made another operational subscription.
+    """
     if "operational_url" not in fields:
         return
+    now = await find_operational(connection, room)
     if room.operational_url is not None:
+        if now is None:
+            (await subscriptions_left(connection, principal, room.id)).check()
         await set_operational(
             connection,
             room,
             room.operational_url,
+            now=now,
             identity=SubscriptionId(services.ids.generate(room.id, services.clock.now_ms())),
             encrypted_secret=services.cipher.encrypt(services.new_secret().encode()),
         )
-    elif (now := await find_operational(connection, room)) is not None and now.belongs_to_room:
+    elif now is not None and now.belongs_to_room:
         await delete_subscription_job(connection, services, principal, now)
 
 

@@ -25,6 +25,7 @@ from rooms.api.subscription_bodies import (
 )
 from rooms.api.subscriptions import describe_subscription, lock_subscription, parse_subscription
 from rooms.db.catalog import subscriptions as records
+from rooms.db.catalog.subscription_secrets import replace_secret
 from rooms.db.catalog.subscription_states import (
     Actor,
     SubscriptionAction,
@@ -129,7 +130,10 @@ async def rotate_secret(
     subscription_id: IdPath,
     data: JSONBody[RotateSecret | None] = None,
 ) -> RotatedSecret:
-    """Create a new signing secret; calls are signed with both while both are valid. 409: PULL."""
+    """Create a new signing secret; calls are signed with both while both are valid. 409: PULL.
+
+    The old one ends at once if its secret key is lost: `previous_secret_until` is null then.
+    """
     identity = parse_subscription(subscription_id)
     rotation = data or RotateSecret()
     secret = services.new_secret()
@@ -137,8 +141,8 @@ async def rotate_secret(
         now = await lock_subscription(connection, principal, identity)
         if now.type is not SubscriptionType.PUSH:
             raise ConflictError("a PULL subscription has no signing secret")
-        until = await records.rotate_secret(
-            connection, now, services.cipher.encrypt(secret.encode()), overlap_s=rotation.overlap_s
+        until = await replace_secret(
+            connection, now, secret, services.cipher, overlap_s=rotation.overlap_s
         )
     services.notifier.notify(Channel.CONFIG, str(now.room_id))
     return RotatedSecret(secret=secret, previous_secret_until=until)

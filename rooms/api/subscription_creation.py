@@ -31,9 +31,9 @@ from rooms.api.subscription_bodies import (
     to_response_fields,
 )
 from rooms.api.subscription_headers import require_values, seal_header_columns
+from rooms.api.subscription_quotas import subscriptions_left
 from rooms.api.subscriptions import entitled_interests, event_type_versions, lock_room
 from rooms.batching import KeyedBatcher
-from rooms.db import quotas as quota_records
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import RoomAccess
 from rooms.db.catalog.organisations import Member
@@ -44,13 +44,11 @@ from rooms.db.journal import append
 from rooms.db.notify import Channel
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
-from rooms.domain.quota import QuotaLimit
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_status import Standing, suspend
 from rooms.errors import (
     ConflictError,
-    QuotaConflictError,
     RoomsError,
     StorageUnavailableError,
 )
@@ -152,7 +150,7 @@ async def _create_together(
         standing = Standing(status=status)
         for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
-        room_left, own_left = await _quotas_left(connection, creations[0].principal, group.room)
+        left = await subscriptions_left(connection, creations[0].principal, group.room)
         free = MAX_PENDING
         if status is SubscriptionStatus.PENDING:
             free -= await records.count_pending(connection, group.room, subscriber)
@@ -165,8 +163,7 @@ async def _create_together(
                         f"{MAX_PENDING} subscriptions of your organisation wait for the room's "
                         "owner; delete some, or ask for their approval"
                     )
-                _check_quota(room_left, len(rows), "this room")
-                _check_quota(own_left, len(rows), "your organisation")
+                left.check(len(rows))
                 rows[creation] = _row(creation, access, types, standing)
             except RoomsError as exc:
                 results[creation] = exc
@@ -208,20 +205,6 @@ async def _record(
     await append(connection, *[await creation.change.entry() for creation in created])
 
 
-async def _quotas_left(
-    connection: AsyncConnection, principal: Principal, room: RoomId
-) -> tuple[int | None, int | None]:
-    """Return how many subscriptions the room may still have, and the organisation; None: any."""
-    of_room = (await quota_records.find_quotas(connection, room=room)).subscriptions
-    organisation = principal.organisation_id
-    own = None if principal.quotas is None else principal.quotas.subscriptions
-    if of_room is not None:
-        of_room -= await quota_records.count_subscriptions(connection, room=room)
-    if own is not None:
-        own -= await quota_records.count_subscriptions(connection, organisation=organisation)
-    return of_room, own
-
-
 async def _check_only_one(
     connection: AsyncConnection,
     creation: Creation,
@@ -244,14 +227,6 @@ async def _check_only_one(
             f"this caller subscribes to {interest.name} already; change or cancel that subscription"
         )
     taken.add(one)
-
-
-def _check_quota(left: int | None, new: int, whose: str) -> None:
-    if left is not None and new >= left:
-        raise QuotaConflictError(
-            f"{whose} has as many subscriptions as its quota subscriptions allows",
-            limit=QuotaLimit.SUBSCRIPTIONS,
-        )
 
 
 def _row(

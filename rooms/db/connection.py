@@ -1,7 +1,7 @@
 """Open connections: SQLAlchemy's pool for everyday queries, autocommit ones for hot statements.
 
-`transaction` and `autocommit` run everyday queries and translate PostgreSQL's errors into those of
-`rooms.errors`.
+`transaction`, `autocommit` and `snapshot` run everyday queries and translate PostgreSQL's errors
+into those of `rooms.errors`.
 """
 
 import asyncio
@@ -232,6 +232,21 @@ async def autocommit(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     with _translate_errors():
         async with hold_share(), engine.connect() as connection:
             yield await connection.execution_options(isolation_level="AUTOCOMMIT")
+
+
+@asynccontextmanager
+async def snapshot(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """Run one transaction that only reads, and sees what its first statement sees all the time.
+
+    It raises the errors of `transaction`.
+    """
+    with _translate_errors():
+        async with hold_share(), engine.connect() as opened:
+            connection = await opened.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            )
+            async with connection.begin():
+                yield connection
 
 
 @contextlib.contextmanager

@@ -40,12 +40,15 @@ UPDATE subscriptions s SET headers = '{}', sealed_headers = v.sealed,
 FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(plain)s::text[], %(sealed)s::bytea[]) AS v (room_id, id, plain, sealed)
 WHERE s.room_id = v.room_id AND s.id = v.id AND s.headers = v.plain::jsonb
 """
+_PREVIOUS: Final = "CASE WHEN previous_secret_until > now() THEN previous_secret END"
+"""The previous secret while it signs; it is not used, and so not counted, afterwards."""
+_VALUES: Final = ("secret", _PREVIOUS, "sealed_headers")
 _OTHER_KEY: Final = " OR ".join(
-    f"({name} IS NOT NULL AND substring({name} for {PREFIX_BYTES}) <> %(prefix)s)"
-    for name in _COLUMNS
+    f"({value} IS NOT NULL AND substring({value} for {PREFIX_BYTES}) <> %(prefix)s)"
+    for value in _VALUES
 )
 _SEALED_BY_OTHERS: Final = f"""
-SELECT room_id, id::text, secret, previous_secret, sealed_headers FROM subscriptions
+SELECT room_id, id::text, {", ".join(_VALUES)} FROM subscriptions
 WHERE (room_id, id) > (%(room)s, %(id)s::uuid) AND ({_OTHER_KEY}) ORDER BY room_id, id LIMIT %(limit)s
 """  # noqa: S608 - constants of this module
 _PAIRS: Final = ", ".join(f"{name}, new_{name}" for name in _COLUMNS)
@@ -59,12 +62,9 @@ UPDATE subscriptions s SET {_ASSIGNMENTS}
 FROM unnest(%(room)s::int4[], %(id)s::uuid[], {_ARRAYS}) AS v (room_id, id, {_PAIRS})
 WHERE s.room_id = v.room_id AND s.id = v.id
 """  # noqa: S608 - constants of this module
-_VALUES: Final = (
-    "CROSS JOIN LATERAL (VALUES (secret), (previous_secret), (sealed_headers)) AS v (x)"
-)
 _COUNT: Final = f"""
 SELECT CASE WHEN substring(x for {len(MARK)}) = %(mark)s THEN encode(substring(x from {len(MARK) + 1} for {KEY_ID_BYTES}), 'hex') END, count(*)
-FROM subscriptions {_VALUES} WHERE x IS NOT NULL AND status NOT IN {_ENDED} GROUP BY 1
+FROM subscriptions CROSS JOIN LATERAL (VALUES ({"), (".join(_VALUES)})) AS v (x) WHERE x IS NOT NULL AND status NOT IN {_ENDED} GROUP BY 1
 """  # noqa: S608 - constants of this module
 _COUNT_RECEIPT_KEYS: Final = f"""
 SELECT encode(substring(encrypted_key from {len(MARK) + 1} for {KEY_ID_BYTES}), 'hex'), count(*)
@@ -145,19 +145,13 @@ async def _find_unknown(connection: Connection, cipher: Cipher) -> str | None:
 async def _opens_some(connection: Connection, cipher: Cipher) -> bool:
     cursor = await connection.execute(_UNNAMED, {"mark": MARK, "limit": _SAMPLE})
     sample = [secret for (secret,) in await cursor.fetchall()]
-    return not sample or any(_is_open(cipher, secret) for secret in sample)
-
-
-def _is_open(cipher: Cipher, sealed: bytes) -> bool:
-    try:
-        cipher.decrypt(sealed)
-    except ValueError:
-        return False
-    return True
+    return not sample or any(map(cipher.opens, sample))
 
 
 async def count_by_key(connection: Connection) -> dict[str | None, int]:
-    """Count the sealed values by the key that sealed them; not those of ended subscriptions.
+    """Count the sealed values by the key that sealed them.
+
+    Not those of ended subscriptions, and no previous secret that signs no longer.
 
     None: an earlier version sealed them, which did not name its key.
     """

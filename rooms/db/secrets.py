@@ -101,6 +101,14 @@ class Cipher:
                 return _open(key, encrypted, purpose)
         raise ValueError("not encrypted under this key, or changed since")
 
+    def opens(self, encrypted: bytes) -> bool:
+        """Return whether `decrypt` opens it without a purpose."""
+        try:
+            self.decrypt(encrypted)
+        except ValueError:
+            return False
+        return True
+
 
 def _open(key: AESGCM, encrypted: bytes, purpose: bytes) -> bytes:
     return key.decrypt(encrypted[:_NONCE_BYTES], encrypted[_NONCE_BYTES:], purpose)

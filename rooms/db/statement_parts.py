@@ -25,6 +25,14 @@ REPLACE_SIDELINED: Final = """ON CONFLICT (room_id, id) DO UPDATE
         shard = NULL, pointer = NULL"""
 """End an INSERT INTO sidelined: an older row of the delivery is replaced, without a slot."""
 
+ROOM_LIFETIME_MS: Final = """least(nullif(r.message_expiration_ms, 0), (
+    SELECT (o.quotas->>'expiration_ms')::int8 FROM organisations o WHERE o.id = r.organisation_id
+))"""
+"""Return the longest lifetime of a message in the room `r`, in milliseconds; null: no limit.
+
+It is the shorter one of the room's setting and of its organisation's quota.
+"""
+
 VERSION_ARRAYS: Final = (
     "unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])"
 )

@@ -26,11 +26,20 @@ class RateLimiter:
             else max(1, min(limit, int(self._rate_per_s * _BATCH_INTERVAL_S)))
         )
 
-    def reserve(self, count: int) -> float:
-        """Reserve `count` deliveries, and return the seconds to wait before them."""
+    def delay_s(self) -> float:
+        """Return the seconds to wait before the next batch."""
         if self._rate_per_s is None:
             return 0.0
         now = self._monotonic()
-        begin = now if self._next_at is None else max(self._next_at, now - _BATCH_INTERVAL_S)
-        self._next_at = begin + count / self._rate_per_s
-        return max(0.0, begin - now)
+        return max(0.0, self._begin(now) - now)
+
+    def take(self, count: int) -> None:
+        """Count `count` deliveries that are made now, after the wait.
+
+        A wait that was broken off has counted nothing, so the next one is no longer.
+        """
+        if self._rate_per_s is not None:
+            self._next_at = self._begin(self._monotonic()) + count / self._rate_per_s
+
+    def _begin(self, now: float) -> float:
+        return now if self._next_at is None else max(self._next_at, now - _BATCH_INTERVAL_S)

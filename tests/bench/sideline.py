@@ -37,6 +37,7 @@ from rooms.db.sideline.shovel import ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.magazine import MAX_BATCH
+from rooms.domain.rate_limiter import RateLimiter
 from tests.bench.figures import MIB, Run
 from tests.bench.plan import Lines, Plan
 from tests.support.aerospike_server import aerospike_address
@@ -185,12 +186,15 @@ class _Bench:
             self._engine,
             ShovelQueries(self._writer),
             self._shelves,
-            SystemClock(),
             on_queued=lambda _kind, _subscription: None,
         )
         order = ShovelRequest(subscription=self._subscription, selection=SidelineFilter())
         await shovel.shovel(
-            order, _always, reported, requested_at=datetime.now(UTC) + timedelta(minutes=1)
+            order,
+            _always,
+            reported,
+            limiter=RateLimiter(order.rate_per_s, SystemClock().monotonic),
+            requested_at=datetime.now(UTC) + timedelta(minutes=1),
         )
         return became["queued"]
 

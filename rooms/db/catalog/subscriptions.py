@@ -9,7 +9,6 @@ operational events (`rooms.db.operational`), and are delivered like any other.
 
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, type_coerce, update
@@ -324,32 +323,6 @@ async def set_status(
     return await update_subscription(connection, subscription, changes)
 
 
-async def rotate_secret(
-    connection: AsyncConnection, subscription: Subscription, encrypted: bytes, *, overlap_s: int
-) -> datetime | None:
-    """Replace the signing secret; the old one signs too for `overlap_s`.
-
-    Return until when, if at all.
-    """
-    keeps = overlap_s > 0
-    until = func.now() + func.make_interval(0, 0, 0, 0, 0, 0, overlap_s)
-    await update_subscription(
-        connection,
-        subscription,
-        {
-            "previous_secret": subscriptions.c.secret if keeps else None,
-            "previous_secret_until": until if keeps else None,
-            "secret": encrypted,
-        },
-    )
-    found: datetime | None = await connection.scalar(
-        select(subscriptions.c.previous_secret_until).where(
-            subscriptions.c.room_id == subscription.room_id, subscriptions.c.id == subscription.id
-        )
-    )
-    return found
-
-
 async def read_headers(
     connection: AsyncConnection, subscription: Subscription, cipher: Cipher
 ) -> Mapping[str, str]:
@@ -468,15 +441,16 @@ async def set_operational(
     room: Room,
     url: str,
     *,
+    now: Subscription | None,
     identity: SubscriptionId,
     encrypted_secret: bytes,
 ) -> None:
     """Send operational messages to this URL from now on.
 
-    A new endpoint gets this id and secret. The transaction must have called `touch_room`.
+    `now`: the result of `find_operational`. A new endpoint gets this id and secret. The transaction
+    must have called `touch_room`.
     ConflictError: the owner made another operational subscription.
     """
-    now = await find_operational(connection, room)
     if now is not None and not now.belongs_to_room:
         raise ConflictError(
             f"the room has the operational subscription {now.name}: delete it, or change its URL"

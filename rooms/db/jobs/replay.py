@@ -14,6 +14,7 @@ from typing import Any, Final
 from rooms.db.catalog.subscriptions import interests_from_json, subscription_not_found
 from rooms.db.jobs.jobs import OPEN_JOB, position_json, progress_cte
 from rooms.db.pg_arrays import text_array, word_array
+from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, JobId, MessageId, RoomId, SubscriptionId, room_of
 from rooms.domain.room import Interest
@@ -76,7 +77,7 @@ UNION ALL SELECT 0, NULL, NULL, NULL
 _INSERT_TEMPLATE: Final = """
 WITH {open_job}, s AS MATERIALIZED (
     SELECT u.type, u.version AS policy, u.message_expiration_ms * interval '1 ms' AS own_life,
-        least(nullif(r.message_expiration_ms, 0), u.message_expiration_ms) * interval '1 ms' AS life
+        least({room_lifetime_ms}, u.message_expiration_ms) * interval '1 ms' AS life
     FROM subscriptions u, rooms r WHERE u.room_id = %(room)s::int4 AND u.id = %(subscription)s::uuid AND u.status NOT IN ('deleted', 'rejected', 'terminated')
         AND r.id = %(room)s::int4 AND NOT r.deleting
 ), v AS MATERIALIZED (
@@ -143,6 +144,7 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM progress), (SELECT type F
 """
 _INSERT: Final = _INSERT_TEMPLATE.format(
     open_job=OPEN_JOB,
+    room_lifetime_ms=ROOM_LIFETIME_MS,
     cancelled=State.CANCELLED,
     queued=State.QUEUED,
     scheduled=State.SCHEDULED,

@@ -22,6 +22,7 @@ from typing import Any, Final
 from rooms.db.jobs.jobs import OPEN_JOB, position_json, progress_cte
 from rooms.db.pg_arrays import word_array
 from rooms.db.queue.expire import termination_statement
+from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import JobId, MessageId, RoomId, SubscriptionId
 from rooms.domain.state_machine import UNFINISHED, LogKind, Reason, State
@@ -43,7 +44,7 @@ WITH {open_job}, page AS MATERIALIZED (
         AND (SELECT one FROM open_job) = 1
     ORDER BY d.id LIMIT %(limit)s::int4
 ), r AS MATERIALIZED (
-    SELECT message_expiration_ms FROM rooms WHERE id = %(room)s::int4 AND NOT deleting
+    SELECT {room_lifetime_ms} AS lifetime_ms FROM rooms r WHERE r.id = %(room)s::int4 AND NOT r.deleting
 ), seen AS MATERIALIZED (
     SELECT p.*, u.type, u.version AS policy, u.message_expiration_ms AS own_life_ms, m.priority, m.event_type, m.event_version, m.correlation_id, m.published_at,
         greatest(m.due_at, now()) AS first_due, o.id IS NOT NULL AS in_outbox, o.kind, o.claimed_until,
@@ -88,7 +89,7 @@ WITH {open_job}, page AS MATERIALIZED (
             WHEN extract(epoch FROM f.next_due - now()) * 1000 > %(horizon)s::int8 THEN '{scheduled}' ELSE '{queued}'
             END::delivery_state AS next,
         CASE f.what WHEN 'renewed' THEN f.first_due
-            + least(nullif((SELECT message_expiration_ms FROM r), 0), f.own_life_ms) * interval '1 ms'
+            + least((SELECT lifetime_ms FROM r), f.own_life_ms) * interval '1 ms'
             ELSE f.expires_at END AS next_expiry
     FROM (SELECT *, CASE what WHEN 'renewed' THEN first_due ELSE due END AS next_due FROM free) f
     WHERE f.id < (SELECT id FROM stop)
@@ -132,6 +133,7 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM progress), (SELECT n FROM
 def _restore_statement(of: str = "") -> str:
     return _RESTORE.format(
         open_job=OPEN_JOB,
+        room_lifetime_ms=ROOM_LIFETIME_MS,
         of=of,
         again=_REPEATED,
         ended=_ENDED,

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rooms.db.connection import autocommit, transaction
 from rooms.db.operational.outbox import HAS_RECIPIENT
 from rooms.db.publish.insert import IDEMPOTENCY_TTL
+from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.quota import Quotas
@@ -23,7 +24,7 @@ from rooms.domain.state_machine import SubscriptionType
 _OWNER_RECEIVES: Final = HAS_RECIPIENT.format(condition="o.organisation_id = r.organisation_id")
 _LOAD_ROUTING: Final = text(f"""
 SELECT r.organisation_id::text, r.plan_version,
-    least(nullif(r.message_expiration_ms, 0), (SELECT (o.quotas->>'expiration_ms')::int8 FROM organisations o WHERE o.id = r.organisation_id)),
+    {ROOM_LIFETIME_MS},
     r.transparent, r.quotas,
     '{OperationalEvent.MESSAGE_COMPLETED}' = ANY (r.operational_events) AND {_OWNER_RECEIVES},
     (SELECT o.status = 'active' FROM organisations o WHERE o.id = r.organisation_id),

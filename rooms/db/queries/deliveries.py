@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.db.queries.message_scope import MessageView
 from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_conditions
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
+from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import rooms, subscriptions
 from rooms.db.writer import LogWriter
@@ -229,7 +230,7 @@ WITH t AS MATERIALIZED (
     SELECT *, CASE WHEN refused IS NULL THEN possible END AS next FROM (SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, s.type, s.version AS policy,
         m.priority, m.event_type, m.event_version, m.correlation_id,
         CASE WHEN d.state = 'sidelined' THEN d.expires_at
-            ELSE now() + least(nullif(r.message_expiration_ms, 0), s.message_expiration_ms) * interval '1 ms' END AS expires_at,
+            ELSE now() + least({ROOM_LIFETIME_MS}, s.message_expiration_ms) * interval '1 ms' END AS expires_at,
         CASE WHEN s.id IS NULL THEN NULL
             WHEN d.state = 'sidelined' AND d.expires_at <= now() THEN 'expired'
             WHEN d.state IN ('sidelined', 'expired', 'cancelled', 'dropped') THEN 'queued' END::delivery_state AS possible,
@@ -278,7 +279,7 @@ async def redeliver(
     NotFoundError.
 
     A sidelined delivery is shoveled, or expires if its lifetime is over. One that expired, was
-    cancelled or dropped is restored with the room's lifetime. Any other stays as it is, and so does
+    cancelled or dropped is restored with a fresh lifetime. Any other stays as it is, and so does
     one that was withdrawn, or cancelled before it was due, in another organisation's room.
     StorageUnavailableError, StorageRefusedError.
     """

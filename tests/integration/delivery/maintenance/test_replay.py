@@ -28,6 +28,7 @@ from tests.integration.delivery.maintenance.test_service import NothingDone, Tim
 from tests.support.installation import Installation, until
 from tests.support.relay import RELAYED
 from tests.support.sandboxes import idle_sandbox
+from tests.support.time_slices import SlicedClock
 
 PULL = SubscriptionType.PULL
 LONG_AGO = "2020-01-01T00:00:00+00:00"
@@ -322,6 +323,18 @@ async def test_a_shorter_lifetime_of_the_subscription_counts(
     assert fresh["expires_at"] - fresh["due_at"] == timedelta(seconds=10)
 
 
+async def test_a_fresh_lifetime_is_at_most_the_quota_of_the_organisation(
+    installation: Installation, writer: LogWriter
+) -> None:
+    (over,) = await published(installation, 1, lifetime_s=-5.0)
+    await installation.rows("UPDATE organisations SET quotas = '{\"expiration_ms\": 60000}'")
+    subscription = await installation.subscribe()
+    await replay(installation, subscription, include_expired=True)
+    await jobs_of(writer).run(always)
+    row = (await given(installation, subscription))[over.message_id]
+    assert row["expires_at"] - row["due_at"] == timedelta(seconds=60)
+
+
 async def test_a_cancelled_message_is_not_replayed(
     installation: Installation, writer: LogWriter
 ) -> None:
@@ -492,6 +505,22 @@ async def test_a_replay_keeps_its_pace(
     ).run(always)
     assert len(await given(installation, subscription)) == 9
     assert waits == [0.0, 0.1, 0.1, 0.1, 0.1]
+
+
+async def test_a_slow_replay_goes_on_in_short_time_slices(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one every 10 s, ten slices of 5 s deliver five, and leave no debt to the next."""
+    await published(installation, 9)
+    subscription = await installation.subscribe()
+    clock = SlicedClock(slice_s=5.0)
+    monkeypatch.setattr(replay_module, "sleep_unless_stopped", clock.sleep_unless_stopped)
+    await replay(installation, subscription, rate_per_s=0.1)
+    jobs = jobs_of(writer, clock=clock)
+    for number in range(1, 13):
+        clock.begin_slice()
+        await jobs.run(clock.should_continue)
+        assert len(await given(installation, subscription)) == (number + 1) // 2
 
 
 def test_a_replayed_id_is_always_the_same_and_of_its_messages_millisecond() -> None:

@@ -245,6 +245,19 @@ async def test_a_fresh_lifetime_is_the_shorter_one_of_room_and_subscription(
     assert row["expires_at"] - row["due_at"] == timedelta(seconds=life_s)
 
 
+@pytest.mark.parametrize(("room_ms", "life_s"), [(None, 60), (0, 60), (10_000, 10), (900_000, 60)])
+async def test_a_fresh_lifetime_is_at_most_the_quota_of_the_organisation(
+    installation: Installation, writer: LogWriter, room_ms: int | None, life_s: int
+) -> None:
+    await installation.rows("UPDATE organisations SET quotas = '{\"expiration_ms\": 60000}'")
+    await installation.rows("UPDATE rooms SET message_expiration_ms = %s", room_ms)
+    copy = await ended(installation, State.EXPIRED)
+    await restore(installation, [State.EXPIRED])
+    await jobs_of(writer).run(always)
+    row = await installation.delivery(copy)
+    assert row["expires_at"] - row["due_at"] == timedelta(seconds=life_s)
+
+
 async def test_what_is_over_but_not_yet_expired_counts_as_expired(
     installation: Installation, writer: LogWriter
 ) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.magazines.kv_magazines import AsyncKvMagazine
 from delivery.sideline import audit as auditing
+from delivery.sideline import shovel as shovelling
 from delivery.sideline.audit import AuditResult, SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache, sideline_magazine_name
@@ -28,20 +29,22 @@ from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.sideline.entries import SidelineEntries
-from rooms.db.sideline.queries import SidelineFilter
+from rooms.db.sideline.queries import SidelineFilter, SidelineScan
 from rooms.db.sideline.shovel import ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry, Slot, StoredEntry
+from rooms.domain.rate_limiter import RateLimiter
 from rooms.domain.state_machine import Reason, State, SubscriptionType
 from rooms.errors import StaleEpochError
-from rooms.ports import Magazine, Magazines
+from rooms.ports import Clock, Magazine, Magazines
 from rooms.settings import SCHEMES
 from tests.support.installation import Installation, installed
 from tests.support.magazines import opened
 from tests.support.polling import PATIENCE_S
+from tests.support.time_slices import SlicedClock
 
 
 def always() -> bool:
@@ -64,6 +67,7 @@ class Stage:
     sweeps: list[str] = field(default_factory=list)
     moved: Counter[str] = field(default_factory=Counter)
     queued: list[tuple[SubscriptionType, SubscriptionId]] = field(default_factory=list)
+    clock: Clock = field(default_factory=SystemClock)
 
     @property
     def loader(self) -> SidelineLoader:
@@ -81,7 +85,6 @@ class Stage:
             self.engine,
             ShovelQueries(self.writer),
             self.shelves,
-            SystemClock(),
             on_queued=lambda kind, subscription: self.queued.append((kind, subscription)),
             batch=3,
         )
@@ -92,6 +95,7 @@ class Stage:
             JobQueue(self.writer),
             self.shovel,
             self.engine,
+            self.clock,
             on_moved=lambda what, count: self.moved.update({what: count}),
         )
 
@@ -396,6 +400,7 @@ async def test_a_check_without_repair_changes_nothing(stage: Stage) -> None:
 
 
 EVERYTHING = SidelineFilter()
+UNLIMITED = RateLimiter(None, SystemClock().monotonic)
 
 
 async def shoveled(stage: Stage, wanted: SidelineFilter = EVERYTHING, **order: Any) -> Counter[str]:
@@ -406,7 +411,11 @@ async def shoveled(stage: Stage, wanted: SidelineFilter = EVERYTHING, **order: A
 
     asked = ShovelRequest(subscription=stage.subscription, selection=wanted, **order)
     assert await stage.shovel.shovel(
-        asked, always, reported, requested_at=datetime.now(UTC) + timedelta(minutes=1)
+        asked,
+        always,
+        reported,
+        limiter=UNLIMITED,
+        requested_at=datetime.now(UTC) + timedelta(minutes=1),
     )
     return counts
 
@@ -460,7 +469,11 @@ async def test_a_delivery_that_fails_again_is_shoveled_once_a_request(stage: Sta
 
     order = ShovelRequest(subscription=stage.subscription, selection=SidelineFilter())
     await stage.shovel.shovel(
-        order, always, reported, requested_at=datetime.now(UTC) - timedelta(minutes=1)
+        order,
+        always,
+        reported,
+        limiter=UNLIMITED,
+        requested_at=datetime.now(UTC) - timedelta(minutes=1),
     )
     assert counts == {}
 
@@ -491,6 +504,7 @@ async def test_a_shovel_that_dies_between_two_steps_loses_and_duplicates_nothing
                 ShovelRequest(subscription=stage.subscription, selection=SidelineFilter()),
                 always,
                 lambda _: dies(),
+                limiter=UNLIMITED,
                 requested_at=datetime.now(UTC) + timedelta(minutes=1),
             )
     counts = await shoveled(stage)
@@ -661,6 +675,62 @@ async def test_a_job_reports_progress_and_outcomes(
     (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
     assert (row["state"], row["done"], row["total"], row["result"]) == ("done", 5, 5, result)
     assert await stage.entries() == []
+
+
+async def test_a_slow_shovel_keeps_its_rate_in_short_time_slices(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one every 100 s, twenty slices of 5 s move one, and the next slice the second."""
+    await stage.sideline(5)
+    await stage.loader.run(always)
+    clock = SlicedClock(slice_s=5.0)
+    monkeypatch.setattr(shovelling, "sleep_unless_stopped", clock.sleep_unless_stopped)
+    order = ShovelRequest(
+        subscription=stage.subscription, selection=SidelineFilter(), rate_per_s=0.01
+    )
+    await job(stage, JobKind.SHOVEL_SIDELINE, order)
+    jobs = replace(stage, clock=clock).jobs
+    for number in range(1, 22):
+        clock.begin_slice()
+        await jobs.run(clock.should_continue)
+        assert stage.moved["queued"] == (1 if number <= 20 else 2)
+
+
+async def test_what_stays_is_counted_once_however_often_a_job_goes_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run reads again what earlier ones have left in the sideline."""
+    copies = await stage.sideline(7)
+    for copy in copies[:4]:
+        await stage.installation.rows(
+            "UPDATE deliveries SET shovels = 3 WHERE id = %s", copy.delivery_id
+        )
+    await stage.loader.run(always)
+    order = ShovelRequest(subscription=stage.subscription, selection=SidelineFilter())
+    identity = await job(stage, JobKind.SHOVEL_SIDELINE, order)
+    scan, pages = SidelineShovel._scan, 0
+
+    async def counted(*given: Any) -> SidelineScan:
+        nonlocal pages
+        pages -= 1
+        return await scan(*given)
+
+    def has_pages() -> bool:
+        return pages > 0
+
+    monkeypatch.setattr(SidelineShovel, "_scan", counted)
+    for _ in range(2):
+        pages = 1
+        await stage.jobs.run(has_pages)
+        (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+        assert (row["state"], row["result"]) == ("running", {"too_often": 3})
+        assert (row["done"], row["total"]) == (3, 7)
+        assert stage.moved == {}
+    await stage.jobs.run(always)
+    (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    assert (row["state"], row["result"]) == ("done", {"queued": 3, "too_often": 4})
+    assert (row["done"], row["total"]) == (7, 7)
+    assert stage.moved == {"queued": 3, "too_often": 4}
 
 
 async def test_a_sweep_runs_on_schedule_and_on_request(stage: Stage) -> None:

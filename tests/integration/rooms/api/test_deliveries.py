@@ -103,6 +103,18 @@ async def test_a_shovel_keeps_the_lifetime_and_a_restore_renews_it(
         assert not renewed or lifetime.total_seconds() == life_s
 
 
+async def test_a_fresh_lifetime_is_at_most_the_quota_of_the_organisation(api: Api) -> None:
+    before = await delivery_in(api, State.EXPIRED)
+    await api.sql("UPDATE organisations SET quotas = '{\"expiration_ms\": 60000}'")
+    await api.call("POST", f"/deliveries/{before['id']}/redeliver")
+    rows = await api.sql(
+        "SELECT extract(epoch FROM d.expires_at - d.due_at)::int, o.expires_at = d.expires_at"
+        " FROM deliveries d JOIN outbox o USING (room_id, id) WHERE d.id = %s",
+        before["id"],
+    )
+    assert rows == [(60, True)]
+
+
 async def test_a_delivery_that_expired_in_the_sideline_ends_and_can_be_restored(api: Api) -> None:
     before = await delivery_in(api, State.SIDELINED)
     await api.sql(

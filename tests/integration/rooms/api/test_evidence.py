@@ -1,12 +1,15 @@
 """Test signatures of publishers, receipts and their keys through the API."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
 
+from rooms.api import receipts
 from rooms.db.connection import transaction
+from rooms.db.queries.deliveries import deliveries_of_message
 from rooms.db.receipt_keys import ReceiptKeyError, current_key, rotate_key
 from rooms.db.secrets import Cipher
 from rooms.domain.ids import RoomId
@@ -334,6 +337,34 @@ async def test_a_signature_that_is_null_counts_as_omitted(api: Api, world: World
     await api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
     first = await api.publish(room["id"], "made", {}, id="a")
     assert await api.publish(room["id"], "made", {}, id="a", signature=None) == first
+
+
+async def test_what_ends_while_a_receipt_is_made_is_in_none_of_its_parts(
+    api: Api, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outcome that is committed between two of its reads would contradict the counts."""
+    message = world.paths["message_id"][OWNER]
+    changed: list[Any] = []
+
+    async def delivered_meanwhile(*given: Any, **named: Any) -> Any:
+        changed.extend(
+            await api.sql(
+                "UPDATE deliveries SET state = 'delivered', updated_at = clock_timestamp() + interval '1 h'"
+                " WHERE message_id = %s RETURNING 1",
+                message,
+            )
+        )
+        return await deliveries_of_message(*given, **named)
+
+    monkeypatch.setattr(receipts, "deliveries_of_message", delivered_meanwhile)
+    key = world.keys[OWNER]
+    during = (await proved(api, key, message)).receipt
+    assert len(changed) == during.fanout > 0
+    assert "delivered" not in during.states
+    assert during.states == Counter(one.state for one in during.deliveries)
+    assert max(one.updated_at.timestamp() for one in during.deliveries) <= during.iat + 1
+    after = (await proved(api, key, message)).receipt
+    assert after.states == {"delivered": during.fanout}
 
 
 async def test_an_installation_has_one_key_and_rotates_it(api: Api, world: World) -> None:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from delivery.maintenance.usage import update_quotas
-from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.conftest import Api, room_body
 from tests.integration.rooms.api.members import (
     Member,
     accepted,
@@ -121,6 +121,34 @@ async def test_subscriptions_are_limited_by_room_and_by_organisation(
     answer = await api.call("DELETE", f"/subscriptions/{made['id']}", subscriber.key)
     assert answer.status_code == 202
     await subscribe(api, subscriber, other, "c")
+
+
+async def test_the_operational_subscription_of_a_room_counts(api: Api, owner: Member) -> None:
+    url = {"operational_url": "https://ops.example.com/a"}
+    room = await shared_room(api, owner)
+    count = "SELECT count(*) FROM subscriptions WHERE organisation_id = %s AND status = 'active'"
+    await limit_room(api, owner, room, subscriptions=1)
+    own = await subscribe(api, owner, room)
+    check_refused(
+        await api.call("PATCH", f"/rooms/{room}", owner.key, json=url), 409, "subscriptions"
+    )
+    await limit_room(api, owner, room, subscriptions=None)
+    await limit_organisation(api, owner, subscriptions=1)
+    check_refused(
+        await api.call("PATCH", f"/rooms/{room}", owner.key, json=url), 409, "subscriptions"
+    )
+    refused = await api.call("POST", "/rooms", owner.key, json=room_body("more") | url)
+    check_refused(refused, 409, "subscriptions")
+    assert (await api.call("GET", "/rooms?name=more", owner.key)).json()["items"] == []
+    assert (await api.call("GET", f"/rooms/{room}", owner.key)).json()["operational_url"] is None
+    assert await api.sql(count, owner.id) == [(1,)]
+
+    assert (await api.call("DELETE", f"/subscriptions/{own['id']}", owner.key)).status_code == 202
+    for path in ("a", "b"):  # the second only changes what is there
+        url = {"operational_url": f"https://ops.example.com/{path}"}
+        answer = await api.call("PATCH", f"/rooms/{room}", owner.key, json=url)
+        assert answer.status_code == 200, answer.text
+    assert await api.sql(count, owner.id) == [(1,)]
 
 
 async def test_stored_messages_are_estimated_by_maintenance(api: Api, owner: Member) -> None:

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from rooms.db.connection import open_connection
+from rooms.db.queue.endpoints import load_endpoints
+from rooms.db.sealing import prepare_sealing
 from rooms.db.secrets import Cipher
 from rooms.domain.attempt import AttemptResult, ErrorClass
+from rooms.domain.ids import RoomId, SubscriptionId
 from tests.integration.rooms.api.conftest import BLOCKED, SEAL_KEY, Api
 
 URL = "https://hooks.example.com/in"
@@ -329,6 +333,23 @@ async def test_a_rotation_shows_how_long_the_old_secret_is_valid(api: Api, room:
         assert (await api.call("POST", path, json={"overlap_s": overlap})).status_code == 422
     pull = await api.subscription(room, "pull", type="PULL")
     assert (await api.call("POST", f"/subscriptions/{pull['id']}/rotate-secret")).status_code == 409
+
+
+async def test_a_rotation_gives_up_a_secret_whose_key_is_lost(api: Api, room: int) -> None:
+    """One rotation is enough: calls can be signed, and processes start."""
+    made = await api.subscription(room)
+    await api.sql(
+        "UPDATE subscriptions SET secret = %s", Cipher(b"x" * 32).encrypt(made["secret"].encode())
+    )
+    path = f"/subscriptions/{made['id']}/rotate-secret"
+    rotated = (await api.call("POST", path)).json()
+    assert rotated["previous_secret_until"] is None
+    identity, seal = SubscriptionId(made["id"]), Cipher(SEAL_KEY)
+    async with open_connection(api.url, name="test") as connection:
+        await prepare_sealing(connection, seal, refuse_unknown=True)
+        records = await load_endpoints(connection, [(RoomId(room), identity)])
+    (sealed,) = records[identity].encrypted_secrets
+    assert seal.decrypt(sealed).decode() == rotated["secret"]
 
 
 async def test_a_test_call_shows_the_answer(api: Api, room: int) -> None:

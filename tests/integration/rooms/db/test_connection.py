@@ -13,12 +13,13 @@ from rooms.db.connection import (
     autocommit,
     open_connection,
     open_engine,
+    snapshot,
     transaction,
 )
 from rooms.db.queries.deliveries import deliveries_of_subscription
 from rooms.db.queries.messages import ListFilter
 from rooms.domain.ids import RoomId, SubscriptionId
-from rooms.errors import QueryTimeoutError, StorageUnavailableError
+from rooms.errors import QueryTimeoutError, StorageRefusedError, StorageUnavailableError
 
 _RUNS = 20
 """psycopg prepares a statement after 5 of them, and PostgreSQL may keep one plan after 5 more."""
@@ -166,7 +167,7 @@ async def test_a_silent_server_is_given_up_by_the_pool_unless_the_url_says_when(
 async def test_a_healthy_connection_is_kept(database: str) -> None:
     engine = open_engine(database, size=1)
     pids = set()
-    for use in (transaction, autocommit, transaction, autocommit):
+    for use in (transaction, autocommit, snapshot, transaction, autocommit, snapshot):
         async with use(engine) as connection:
             pids.add(await connection.scalar(text("SELECT pg_backend_pid()")))
     await engine.dispose()
@@ -186,6 +187,27 @@ async def test_a_statement_of_its_own_is_committed_at_once(database: str) -> Non
         assert await connection.scalar(text("SELECT count(*) FROM kept")) == 0
         await asyncio.sleep(0.01)
         assert await connection.scalar(in_transaction)
+    await engine.dispose()
+
+
+async def test_a_snapshot_sees_one_moment_and_writes_nothing(database: str) -> None:
+    engine = open_engine(database, size=1)
+    count = text("SELECT count(*) FROM organisations")
+    async with snapshot(engine) as connection:
+        before = await connection.scalar(count)
+        async with open_connection(database, name="test") as other:
+            await other.execute(
+                "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'meanwhile')"
+            )
+        assert await connection.scalar(count) == before
+    with pytest.raises(StorageRefusedError):
+        async with snapshot(engine) as connection:
+            await connection.execute(text("DELETE FROM organisations"))
+    # The next user of the same connection is isolated as usual, and may write.
+    async with transaction(engine) as connection:
+        assert await connection.scalar(count) == before + 1
+        assert await connection.scalar(text("SHOW transaction_isolation")) == "read committed"
+        assert await connection.scalar(text("SHOW transaction_read_only")) == "off"
     await engine.dispose()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -22,10 +23,11 @@ from rooms.db.sealing import (
 from rooms.db.secrets import PREFIX_BYTES, Cipher
 from rooms.domain.ids import SubscriptionId
 from rooms.errors import SettingsError
-from tests.support.installation import SEAL, SECRET, Installation
+from tests.support.installation import SEAL, SECRET, Installation, ago
 
 OLD, NEW = bytes(32), bytes(range(32))
 ROTATING = Cipher(NEW, OLD)
+LATER = datetime(2999, 1, 1, tzinfo=UTC)
 HEADERS = {"Authorization": "Bearer s3cret-value", "X-Team": "a b"}
 
 
@@ -110,7 +112,7 @@ async def test_sealed_headers_open_only_for_their_subscription(installation: Ins
 async def test_everything_is_sealed_again(installation: Installation) -> None:
     named = SEAL.encrypt(SECRET.encode())
     kept = [
-        await subscribe(installation, previous_secret=named),
+        await subscribe(installation, previous_secret=named, previous_secret_until=LATER),
         await subscribe(installation, secret=named[PREFIX_BYTES:]),
         await subscribe(installation, status="terminated"),
         await installation.subscribe(),
@@ -158,8 +160,9 @@ async def test_what_changes_meanwhile_is_kept(
     def changed_meanwhile(*arguments: Any) -> Any:
         with psycopg.connect(installation.url) as other:
             other.execute(
-                "UPDATE subscriptions SET previous_secret = secret, secret = %s WHERE id = %s",
-                (newer, identity),
+                "UPDATE subscriptions SET previous_secret = secret, previous_secret_until = %s, secret = %s"
+                " WHERE id = %s",
+                (LATER, newer, identity),
             )
         monkeypatch.setattr(sealing, "_reseal_columns", columns)
         return columns(*arguments)
@@ -203,6 +206,16 @@ async def test_a_process_with_another_key_does_not_start(
 
 
 async def test_what_has_ended_refuses_no_start(installation: Installation) -> None:
+    """Neither an ended subscription nor a secret whose overlap is over is used any more."""
     lost = Cipher(b"x" * 32).encrypt(b"whsec_lost")
     await installation.subscribe(secret=lost, status="terminated")
+    over = await subscribe(installation, previous_secret=lost, previous_secret_until=ago())
     await prepare_sealing(installation.connection, SEAL, refuse_unknown=True)
+    assert await count_by_key(installation.connection) == {SEAL.key_ids[0]: 2}
+    progress = await reseal(installation)
+    assert progress.subscriptions == 1
+    assert over not in progress.unreadable
+    assert await count_by_key(installation.connection) == {Cipher(NEW).key_ids[0]: 2}
+    await installation.change(over, previous_secret_until=LATER)
+    with pytest.raises(SettingsError, match=Cipher(b"x" * 32).key_ids[0]):
+        await prepare_sealing(installation.connection, ROTATING, refuse_unknown=True)

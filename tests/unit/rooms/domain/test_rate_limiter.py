@@ -22,7 +22,8 @@ def gone(pace: RateLimiter, clock: Clock, number: int, *, each_takes_s: float = 
     times: list[float] = []
     while len(times) < number:
         count = min(pace.batch_size(500), number - len(times))
-        clock.now_s += pace.reserve(count)
+        clock.now_s += pace.delay_s()
+        pace.take(count)
         times += [clock.now_s] * count
         clock.now_s += each_takes_s
     return times
@@ -55,6 +56,19 @@ def test_a_pause_earns_one_turn() -> None:
     clock.now_s += 3600
     times = gone(pace, clock, 1000)
     assert times[-1] - times[0] == pytest.approx(0.8)
+
+
+def test_a_wait_that_is_broken_off_takes_nothing() -> None:
+    """Time slices of 5 s, and a batch every 10 s: each second slice makes one."""
+    clock = Clock()
+    pace = RateLimiter(0.1, clock.monotonic)
+    gone(pace, clock, 1)
+    for _ in range(100):
+        assert pace.delay_s() == 10.0
+        clock.now_s += 5.0
+        assert pace.delay_s() == 5.0
+        clock.now_s += 5.0
+        pace.take(1)
 
 
 def test_without_a_rate_nothing_waits() -> None:
