@@ -139,12 +139,15 @@ async def pull_content(
     with hiding():
         found = await _find(services, principal, address, subscriptionId)
         if found.ack_by_next_pull:
-            event = await pull_next(services, principal, found, lease_ms=lease_ms)
+            pulled = await pull_next(services, principal, found, lease_ms=lease_ms)
         else:
-            event = await take_next(services, principal, found, lease_ms=lease_ms)
-    if event is None:
+            taken = await take_next(services, principal, found, lease_ms=lease_ms)
+            pulled = None
+            if taken is not None:
+                pulled = taken, await is_another_waiting(services, address.room_id, found.id)
+    if pulled is None:
         raise NotFoundError("no event waits for this subscription")
-    is_another = await is_another_waiting(services, address.room_id, found.id)
+    event, is_another = pulled
     headers = {ANOTHER_HEADER: "true" if is_another else "false", EVENT_HEADER: event.id}
     if event.payload == _NULL and is_another:
         return Response(None, status_code=204, headers=headers)

@@ -4,6 +4,7 @@ An event that is under a lease is returned again, until it is acknowledged or it
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +32,13 @@ from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import SubscriptionStatus
-from rooms.errors import ConflictError, FieldProblem, InvalidError, NotFoundError
+from rooms.errors import (
+    ConflictError,
+    FieldProblem,
+    InvalidError,
+    NotFoundError,
+    TransientError,
+)
 
 DEFAULT_LEASE_S: Final = 30
 MAX_LEASE_S: Final = MAX_LEASE_MS // 1000
@@ -112,21 +119,25 @@ async def pull_next(
     subscription: Subscription,
     *,
     lease_ms: int,
-) -> HandedEvent | None:
+) -> tuple[HandedEvent, bool] | None:
     """Acknowledge what the caller's last pull was given, and lease the next event; None: none.
 
-    The caller is a key with an application. A lease of any other caller, and one that was taken
-    without this function, is never acknowledged. If the process dies in between, the event has no
-    holder, and comes again. ConflictError: it is a PUSH subscription.
+    Also return whether another event is due. The caller is a key with an application. A lease of
+    any other caller, and one that was taken without this function, is never acknowledged. If the
+    process dies in between, the event has no holder, and comes again. ConflictError: it is a PUSH
+    subscription.
     """
     room, holder = subscription.room_id, f"{principal.key_id} {principal.application or ''}"
     last = await _take_last(services, room, subscription.id, holder)
     if last is not None:
         await _acknowledge_last(services, principal, subscription.id, last)
     event = await lease_next(services, principal, subscription.id, lease_ms=lease_ms)
-    if event is not None:
-        await _hold(services, room, event.lease, holder)
-    return event
+    if event is None:
+        return None
+    is_another = await is_another_waiting(services, room, subscription.id)
+    # Nothing may fail after this, or the next pull would acknowledge an event that was not seen.
+    await _hold(services, room, event.lease, holder)
+    return event, is_another
 
 
 async def find_current(
@@ -222,8 +233,14 @@ async def _acknowledge_last(
 
 
 async def _hold(services: ApiServices, room: RoomId, lease: LeaseId, holder: str) -> None:
-    async with transaction(services.engine) as connection:
-        await hold(connection, room, lease, holder)
+    """Let the holder's next pull acknowledge the lease, if that can be recorded now.
+
+    If not, the event is answered all the same, and comes again when its lease ends. A problem
+    instead of the event would lose it where a commit in doubt has happened.
+    """
+    with suppress(TransientError):
+        async with transaction(services.engine) as connection:
+            await hold(connection, room, lease, holder)
 
 
 async def _ack(

@@ -1,15 +1,17 @@
 """Test that the next pull acknowledges what its own caller was given last, and nothing else."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, Final
 from urllib.parse import quote
 
 import pytest
 
-from rooms.api.govstack import leases
-from rooms.errors import StorageUnavailableError
+from rooms.api.govstack import exchange, leases
+from rooms.db.connection import transaction
+from rooms.errors import RateLimitedError, StorageUnavailableError
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.govstack.conftest import (
     MADE,
@@ -138,13 +140,15 @@ async def test_an_explicit_pull_is_acknowledged_explicitly(gov: GovStack, queue:
     assert (await states(gov))[events[0]] == "leased"
 
 
-@pytest.mark.parametrize("step", ["_take_last", "_acknowledge_last", "lease_next", "_hold"])
+@pytest.mark.parametrize(
+    "step", ["_take_last", "_acknowledge_last", "lease_next", "is_another_waiting", "_hold"]
+)
 async def test_no_step_of_a_pull_loses_an_event(
     gov: GovStack, queue: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Let the pull end behind each step: the next one acknowledges at most what was held.
 
-    An answer that is lost on its way to the client counts as seen, which is documented.
+    A process that dies after the last step loses its answer, which counts as seen: documented.
     """
     events = await publish(gov, 3)
     assert await pull(gov, queue) == events[0]
@@ -163,6 +167,54 @@ async def test_no_step_of_a_pull_loses_an_event(
     answered = {events[0], following}
     unseen = [one for one in events if one not in answered and found[one] == "delivered"]
     assert unseen == ([events[1]] if step == "_hold" else [])
+
+
+@pytest.mark.parametrize("error", [RateLimitedError("busy"), StorageUnavailableError("away")])
+async def test_a_pull_that_the_service_refuses_acknowledges_nothing_later(
+    gov: GovStack, queue: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Let the look for another event fail: the event of that pull was not answered."""
+    events = await publish(gov, 2)
+
+    async def fail(*_: Any) -> bool:
+        raise error
+
+    with monkeypatch.context() as patch:
+        for module in (leases, exchange):
+            patch.setattr(module, "is_another_waiting", fail)
+        answer = await gov.send("GET", f"{AT}/pull?subscriptionId={queue}", SUBSCRIBER, client=None)
+    assert answer.status_code in {429, 503}
+    assert await pull(gov, queue) == events[1]
+    assert (await states(gov))[events[0]] == "leased"
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_mark_in_doubt_loses_no_event(
+    gov: GovStack, queue: str, monkeypatch: pytest.MonkeyPatch, *, committed: bool
+) -> None:
+    """Let the connection break at the commit of the mark: the client sees the event all the same."""
+    events = await publish(gov, 2)
+
+    @asynccontextmanager
+    async def broken(engine: Any) -> AsyncIterator[Any]:
+        async with transaction(engine) as connection:
+            yield connection
+            if not committed:
+                raise StorageUnavailableError("the connection broke")
+        raise StorageUnavailableError("the connection broke")
+
+    hold = leases._hold
+
+    async def hold_in_doubt(*args: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(leases, "transaction", broken)
+            await hold(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "_hold", hold_in_doubt)
+        assert await pull(gov, queue) == events[0]
+    assert await pull(gov, queue) == events[1]
+    assert (await states(gov))[events[0]] == ("delivered" if committed else "leased")
 
 
 async def test_pulls_at_the_same_moment_acknowledge_none_of_each_other(
