@@ -100,8 +100,11 @@ async def _array(
         return b",".join(msgspec.json.encode(to_item(one)) for one in page)
 
     yield b"[" + encode(first)
+    is_empty = not first
     async for page in following:
-        yield b"," + encode(page)
+        if page:  # a page may be empty, as what was on it has just been deleted
+            yield encode(page) if is_empty else b"," + encode(page)
+            is_empty = False
     yield b"]"
 
 
