@@ -18,6 +18,7 @@ from rooms.errors import FieldProblem, InvalidError, MalformedError
 from rooms.validation_messages import invalid_json_message, validation_message
 
 ACK_ID_LENGTH: Final = 28
+_ACK_IDS: Final = "ack_ids"
 _ACK_ID_FORMAT: Final = b"\x01"
 _ID_END: Final = 17
 _ACK_ID_BYTES: Final = 21
@@ -195,19 +196,23 @@ def decode_extend(body: bytes) -> tuple[ExtendRequest, list[Lease]]:
     return _with_leases(_decode(_extend_decoder, body))
 
 
-def parse_leases(request: AckRequest | NackRequest | ExtendRequest) -> list[Lease]:
-    """Return the leases of the ack ids. InvalidError names the index of an invalid one."""
+def parse_frame_leases(frame: AckRequest | NackRequest | ExtendRequest) -> list[Lease]:
+    """Return the leases of a frame's ack ids. InvalidError names the index of an invalid one."""
+    return _parse_leases(frame, _FRAME_FIELDS[type(frame)])
+
+
+def _parse_leases(request: AckRequest | NackRequest | ExtendRequest, field: str) -> list[Lease]:
     try:
         return [parse_ack_id(text) for text in request.ack_ids]
     except ValueError:
-        raise InvalidError(*_ack_id_problems(request.ack_ids)[:MAX_PROBLEMS]) from None
+        raise InvalidError(*_ack_id_problems(request.ack_ids, field)[:MAX_PROBLEMS]) from None
 
 
 def _with_leases(request: _Leases) -> tuple[_Leases, list[Lease]]:
-    return request, parse_leases(request)
+    return request, _parse_leases(request, _ACK_IDS)
 
 
-def _ack_id_problems(ack_ids: list[str]) -> list[FieldProblem]:
+def _ack_id_problems(ack_ids: list[str], field: str) -> list[FieldProblem]:
     problems = []
     for index, text in enumerate(ack_ids):
         try:
@@ -215,7 +220,7 @@ def _ack_id_problems(ack_ids: list[str]) -> list[FieldProblem]:
         except ValueError:
             problems.append(
                 FieldProblem(
-                    f"ack_ids[{index}]", "is not an ack_id; send it as the pull returned it"
+                    f"{field}[{index}]", "is not an ack_id; send it as the pull returned it"
                 )
             )
     return problems
@@ -347,13 +352,16 @@ def decode_client_frame(text: str | bytes) -> ClientFrame:
     (name,) = named
     kind: Any = _FRAME_TYPES[name]
     if kind is not CreditGrant:
-        fields["ack_ids"] = fields.pop(name)
+        if _ACK_IDS in fields:
+            raise InvalidError(FieldProblem(_ACK_IDS, f"there is no such field; use {name}"))
+        fields[_ACK_IDS] = fields.pop(name)
     try:
         frame: ClientFrame = msgspec.convert(fields, kind)
     except msgspec.ValidationError as exc:
-        raise InvalidError(
-            FieldProblem(name, validation_message(str(exc).partition(" - at ")[0]))
-        ) from exc
+        problem = _as_field_problem(exc)
+        if problem.field.startswith(_ACK_IDS):
+            problem = FieldProblem(problem.field.replace(_ACK_IDS, name, 1), problem.message)
+        raise InvalidError(problem) from exc
     return frame
 
 
@@ -363,6 +371,7 @@ _FRAME_TYPES: Final = {
     "nack": NackRequest,
     "extend": ExtendRequest,
 }
+_FRAME_FIELDS: Final = {kind: name for name, kind in _FRAME_TYPES.items()}
 
 
 def _parse_number(name: str, text: str, problems: list[FieldProblem]) -> int:

@@ -15,7 +15,7 @@ from delivery.pull.requests import (
     Lease,
     NackRequest,
     StreamRequest,
-    parse_leases,
+    parse_frame_leases,
 )
 from delivery.pull.stream import EndReason, Peek, Stream, StreamBatch, StreamWaiters
 from delivery.pull.target import PullSelection, PullTarget, access_error, parse_target
@@ -154,7 +154,7 @@ class Streams:
 
         An ack id of another stream is valid if this one has a single subscription.
         """
-        leases = parse_leases(request)
+        leases = parse_frame_leases(request)
         results: dict[Lease, LeaseStatus] = {}
         queued: set[SubscriptionId] = set()
         by_target: dict[PullTarget, list[Lease]] = {}

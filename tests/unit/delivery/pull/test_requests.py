@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.pull.requests import ACK_ID_LENGTH, SelectorRequest, ack_id, parse_ack_id
+from delivery.pull.requests import (
+    ACK_ID_LENGTH,
+    NackRequest,
+    SelectorRequest,
+    ack_id,
+    decode_client_frame,
+    parse_ack_id,
+    parse_frame_leases,
+)
 from delivery.pull.responses import messages_json, results_json
+from rooms.errors import InvalidError
 from rooms.publishing.request import decode_message
 
 GENERATIONS = st.integers(0, 2**31 - 1)
@@ -140,3 +149,35 @@ def test_a_payload_that_no_selector_can_read_does_not_match(value: bytes) -> Non
     selector = SelectorRequest(payload={"a": "1"}).selector()
     assert selector is not None
     assert not selector.matches("e", None, payload)
+
+
+ACK_ID = ack_id(bytes(16), bytes(4)).decode()
+
+
+@pytest.mark.parametrize(
+    ("frame", "field"),
+    [
+        ({"nack": [ACK_ID], "delay_ms": 99999999999999999999999}, "delay_ms"),
+        ({"nack": [ACK_ID], "delay_ms": -1}, "delay_ms"),
+        ({"extend": [ACK_ID]}, "lease_ms"),
+        ({"extend": [ACK_ID], "lease_ms": "1"}, "lease_ms"),
+        ({"ack": [ACK_ID], "delay_ms": 1}, "delay_ms"),
+        ({"ack": []}, "ack"),
+        ({"nack": [ACK_ID, 1]}, "nack[1]"),
+        ({"ack": [ACK_ID], "ack_ids": [ACK_ID]}, "ack_ids"),
+        ({"credit": 0}, "credit"),
+        ({"credit": 1, "ack": [ACK_ID]}, "frame"),
+    ],
+)
+def test_a_problem_of_a_frame_names_the_client_s_field(frame: object, field: str) -> None:
+    with pytest.raises(InvalidError) as raised:
+        decode_client_frame(json.dumps(frame))
+    assert [problem.field for problem in raised.value.problems] == [field]
+
+
+def test_a_problem_of_an_ack_id_names_the_frame_s_field() -> None:
+    frame = decode_client_frame(json.dumps({"nack": [ACK_ID, "x"]}))
+    assert isinstance(frame, NackRequest)
+    with pytest.raises(InvalidError) as raised:
+        parse_frame_leases(frame)
+    assert [problem.field for problem in raised.value.problems] == ["nack[1]"]
