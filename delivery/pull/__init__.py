@@ -7,6 +7,7 @@
     quota.py            how many consumers of an organisation may wait
     waiters.py          consumers that wait, in one wait queue per key
     wait_queue.py       one wait queue, and what is requested and leased for it
+    name_group.py       priorities of the wait queues of one subscription
     dispatch.py         which consumer of a queue is notified of work: pure decisions
     lease_batcher.py    lease statements, each for the polls of many wait queues
     postgres_source.py  leases from the outbox, if PostgreSQL is the broker

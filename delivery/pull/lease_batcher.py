@@ -1,12 +1,14 @@
 """Batch lease statements: each serves all wait queues that are ready, and few run at a time.
 
 While a statement is under way, requests that arrive share the next one. After a statement that
-served several consumers, the next one waits a moment for as many.
+served several consumers, the next one waits a moment for as many. Exclusive queues share no
+statement. One statement for them runs at a time, beside the others, so neither wait for the other
+kind; their tenants take turns.
 """
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Final, Generic
 
 from delivery.pull.wait_queue import (
@@ -28,11 +30,46 @@ MAX_QUEUES: Final = 16
 _BatchItem = tuple[WaitQueue[Key, Message], LeaseRequest[Key]]
 
 
+class _ExclusiveQueues(Generic[Key, Message]):
+    """Hold exclusive queues that wait for a statement, in their order; tenants take turns."""
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[Hashable, dict[WaitQueue[Key, Message], None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_tenant)
+
+    def __contains__(self, queue: WaitQueue[Key, Message]) -> bool:
+        return queue in self._by_tenant.get(queue.exclusive_tenant, ())
+
+    def __iter__(self) -> Iterator[WaitQueue[Key, Message]]:
+        return (queue for own in self._by_tenant.values() for queue in own)
+
+    def add(self, queue: WaitQueue[Key, Message]) -> None:
+        self._by_tenant.setdefault(queue.exclusive_tenant, {})[queue] = None
+
+    def remove(self, queue: WaitQueue[Key, Message]) -> None:
+        own = self._by_tenant[queue.exclusive_tenant]
+        del own[queue]
+        if not own:
+            del self._by_tenant[queue.exclusive_tenant]
+
+    def take(self, queue: WaitQueue[Key, Message]) -> None:
+        """Remove a queue whose turn it is; that of its tenant's next one is after all others."""
+        own = self._by_tenant.pop(queue.exclusive_tenant)
+        del own[queue]
+        if own:
+            self._by_tenant[queue.exclusive_tenant] = own
+
+    def clear(self) -> None:
+        self._by_tenant.clear()
+
+
 class LeaseBatcher(Generic[Key, Message]):
     """Call `acquire`, share out its results, and pass each queue's outcome to `on_outcome`.
 
-    An `exclusive` queue shares no statement. A `blocked` one is not leased for now, even if it is
-    ready.
+    At most `max_in_flight` statements run at a time, and one for exclusive queues: those with an
+    `exclusive_tenant`. While a queue must wait for others of its group, it is not leased for.
     """
 
     def __init__(
@@ -40,19 +77,18 @@ class LeaseBatcher(Generic[Key, Message]):
         acquire: Acquire[Key, Message],
         *,
         max_in_flight: int,
-        exclusive: Callable[[Key], bool],
-        blocked: Callable[[WaitQueue[Key, Message]], bool],
         on_outcome: Callable[[WaitQueue[Key, Message], BatchOutcome[Message]], None],
     ) -> None:
         self._acquire = acquire
         self._max_in_flight = max_in_flight
-        self._exclusive = exclusive
-        self._blocked = blocked
         self._on_outcome = on_outcome
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._queued: dict[WaitQueue[Key, Message], None] = {}
+        self._exclusive: _ExclusiveQueues[Key, Message] = _ExclusiveQueues()
         self._running: set[asyncio.Task[None]] = set()
+        self._exclusive_task: asyncio.Task[None] | None = None
+        """One of those running."""
         self._start_timer: asyncio.Handle | None = None
         self._arrived = 0
         self._last_served = 1
@@ -63,6 +99,7 @@ class LeaseBatcher(Generic[Key, Message]):
         """Begin nothing more, and wait until the statements under way have ended."""
         self.closing = True
         self._queued.clear()
+        self._exclusive.clear()
         while self._running:
             await asyncio.wait(self._running)
 
@@ -72,17 +109,26 @@ class LeaseBatcher(Generic[Key, Message]):
         return next(self._numbers)
 
     def add(self, queue: WaitQueue[Key, Message]) -> None:
-        """Queue a statement for this queue."""
-        self._queued[queue] = None
+        """Queue a statement for this queue, which needs one."""
+        if queue.exclusive_tenant is None:
+            self._queued[queue] = None
+        else:
+            self._exclusive.add(queue)
         self._schedule_start()
 
     def is_queued(self, queue: WaitQueue[Key, Message]) -> bool:
         """Return whether it waits for a statement."""
-        return queue in self._queued
+        return queue in (self._queued if queue.exclusive_tenant is None else self._exclusive)
 
     def discard(self, queue: WaitQueue[Key, Message]) -> None:
-        """Remove it from those that wait for a statement."""
-        self._queued.pop(queue, None)
+        """Remove it from those that wait for a statement, as it needs none any more."""
+        if not self.is_queued(queue):
+            return
+        if queue.exclusive_tenant is None:
+            del self._queued[queue]
+        else:
+            self._exclusive.remove(queue)
+        self._schedule_start()  # another one may have had to wait for it
 
     def _schedule_start(self) -> None:
         if self._arrived >= self._last_served:
@@ -95,39 +141,55 @@ class LeaseBatcher(Generic[Key, Message]):
 
     def _start(self) -> None:
         self._start_timer = None
-        while self._queued and len(self._running) < self._max_in_flight and not self.closing:
-            batch = self._next_batch()
-            if not batch:
-                return
-            self._arrived = 0
-            task = self._loop.create_task(self._run_batch(batch))
-            self._running.add(task)
-            task.add_done_callback(self._finished)
+        if self.closing:
+            return
+        if self._exclusive_task is None and (queue := self._next_exclusive()) is not None:
+            self._exclusive_task = self._begin([self._begin_queue(queue, queue.select_consumers())])
+        most = self._max_in_flight + (self._exclusive_task is not None)
+        while self._queued and len(self._running) < most and (batch := self._next_batch()):
+            self._begin(batch)
+
+    def _begin(self, batch: list[_BatchItem[Key, Message]]) -> "asyncio.Task[None]":
+        self._arrived = 0
+        task = self._loop.create_task(self._run_batch(batch))
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
-        if self._queued:
+        if task is self._exclusive_task:
+            self._exclusive_task = None
+        if self._queued or self._exclusive:
             self._schedule_start()
+
+    def _next_exclusive(self) -> WaitQueue[Key, Message] | None:
+        for queue in self._exclusive:
+            if not queue.group.must_wait(queue):
+                self._exclusive.take(queue)
+                return queue
+        return None
 
     def _next_batch(self) -> list[_BatchItem[Key, Message]]:
         batch: list[_BatchItem[Key, Message]] = []
         total = 0
         for queue in list(self._queued):
-            if not queue.needs_lease():
-                del self._queued[queue]
-                continue
-            exclusive = self._exclusive(queue.key)
-            if (batch and exclusive) or self._blocked(queue):
+            if queue.group.must_wait(queue):
                 continue
             max_messages = queue.select_consumers()
             if batch and total + max_messages > MAX_BATCH_MESSAGES:
                 break
             del self._queued[queue]
-            batch.append((queue, queue.begin(max_messages, next(self._numbers))))
+            batch.append(self._begin_queue(queue, max_messages))
             total += max_messages
-            if len(batch) == MAX_QUEUES or exclusive:
+            if len(batch) == MAX_QUEUES:
                 break
         return batch
+
+    def _begin_queue(
+        self, queue: WaitQueue[Key, Message], max_messages: int
+    ) -> _BatchItem[Key, Message]:
+        return queue, queue.begin(max_messages, next(self._numbers))
 
     async def _run_batch(self, batch: list[_BatchItem[Key, Message]]) -> None:
         outcomes: Sequence[LeaseOutcome[Message]]

@@ -121,7 +121,9 @@ class PullService:
             give_back=self._give_back,
             on_empty=self._on_no_polls,
             max_in_flight=max_in_flight,
-            exclusive=lambda selection: selection.selector is not None,
+            exclusive_tenant=lambda selection: (
+                None if selection.selector is None else selection.target.organisation
+            ),
         )
         self._monitor = AccessMonitor(query_writer, check_keys)
         self.streams = Streams(

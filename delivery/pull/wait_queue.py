@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from delivery.pull.dispatch import ConsumerHandle, ConsumerState, Dispatcher, Notified
+from delivery.pull.name_group import NameGroup
 from rooms.domain.ids import KeyId
 
 MAX_BATCH_MESSAGES: Final = 1000
@@ -119,7 +120,9 @@ class WaitQueue(Generic[Key, Message]):
         "broker_error",
         "busy",
         "dispatcher",
+        "exclusive_tenant",
         "expired_polls",
+        "group",
         "key",
         "more_expected",
         "name",
@@ -131,10 +134,18 @@ class WaitQueue(Generic[Key, Message]):
     )
 
     def __init__(
-        self, key: Key, name: NotifyName, counts: MutableMapping[ConsumerState, int]
+        self,
+        key: Key,
+        name: NotifyName,
+        group: "NameGroup[WaitQueue[Key, Message]]",
+        counts: MutableMapping[ConsumerState, int],
+        exclusive_tenant: Hashable | None,
     ) -> None:
+        """Belong to the group of its name. `exclusive_tenant`: see `LeaseBatcher`."""
         self.key = key
         self.name = name
+        self.group = group
+        self.exclusive_tenant = exclusive_tenant
         self.dispatcher: Dispatcher[Consumer[Message]] = Dispatcher(
             notify_timeout_s=NOTIFY_TIMEOUT_S, total_counts=counts
         )

@@ -8,11 +8,12 @@ cannot wait stay until the source reports how that ended.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, Self
 
 from delivery.pull.dispatch import ConsumerHandle, ConsumerState, Notified
 from delivery.pull.lease_batcher import LeaseBatcher
+from delivery.pull.name_group import IDLE, NameGroup
 from delivery.pull.wait_queue import (
     NOTIFY_TIMEOUT_S,
     Acquire,
@@ -44,24 +45,23 @@ class Waiters(Generic[Key, Message]):
         give_back: GiveBack[Key, Message],
         on_empty: Callable[[Key], None],
         max_in_flight: int,
-        exclusive: Callable[[Key], bool] = lambda _: False,
+        exclusive_tenant: Callable[[Key], Hashable | None] = lambda _: None,
     ) -> None:
         """Index queues by `name`, which is what notifications carry; several keys may share one.
 
-        `on_empty` is called when no consumer is left in a queue. An `exclusive` queue shares no
-        statement.
+        `on_empty` is called when no consumer is left in a queue. `exclusive_tenant`: see
+        `LeaseBatcher`.
         """
         self._on_empty = on_empty
         self._name = name
+        self._exclusive_tenant = exclusive_tenant
         self._give_back = give_back
         self._loop = asyncio.get_running_loop()
         self._queues: dict[Key, WaitQueue[Key, Message]] = {}
-        self._queues_by_name: dict[NotifyName, list[WaitQueue[Key, Message]]] = {}
+        self._groups: dict[NotifyName, NameGroup[WaitQueue[Key, Message]]] = {}
         self._batcher = LeaseBatcher(
             acquire,
             max_in_flight=max_in_flight,
-            exclusive=exclusive,
-            blocked=self._must_wait,
             on_outcome=self._on_outcome,
         )
         self._counts = dict.fromkeys(ConsumerState, 0)
@@ -217,7 +217,7 @@ class Waiters(Generic[Key, Message]):
         queues = (
             self._queues.values()
             if names is None
-            else [queue for name in names for queue in self._queues_by_name.get(name, ())]
+            else [queue for name in names for queue in self._groups.get(name, ())]
         )
         for queue in queues:
             self._dispatch(queue, queue.dispatcher.on_work(now))
@@ -229,8 +229,13 @@ class Waiters(Generic[Key, Message]):
     def _queue_for(self, key: Key) -> WaitQueue[Key, Message]:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = WaitQueue(key, self._name(key), self._counts)
-            self._queues_by_name.setdefault(queue.name, []).append(queue)
+            name = self._name(key)
+            group = self._groups.setdefault(name, NameGroup())
+            queue = WaitQueue(key, name, group, self._counts, self._exclusive_tenant(key))
+            self._queues[key] = queue
+            group.add(queue)
+            for member in group if len(group) == 2 else ():  # noqa: PLR2004 - the first one had no other
+                self._record_priority(member)
         return queue
 
     def _dispatch(
@@ -240,21 +245,17 @@ class Waiters(Generic[Key, Message]):
             if isinstance(handle.consumer, StreamReader):
                 handle.consumer.on_work()
                 self._start_notify_timer(queue)
-        if not queue.busy and not self._batcher.closing and queue.needs_lease():
-            self._batcher.add(queue)
+        if not queue.busy and not self._batcher.closing:
+            if queue.needs_lease():
+                self._batcher.add(queue)
+            else:
+                self._batcher.discard(queue)
+        if len(queue.group) > 1:
+            self._record_priority(queue)
 
-    def _must_wait(self, queue: WaitQueue[Key, Message]) -> bool:
-        """Return whether consumers of a higher priority lease from the subscription just now."""
-        others = self._queues_by_name[queue.name]
-        if len(others) == 1:
-            return False
-        top = queue.dispatcher.top_notified_priority()
-        return any(
-            (other.busy or self._batcher.is_queued(other))
-            and other.dispatcher.top_notified_priority() > top
-            for other in others
-            if other is not queue
-        )
+    def _record_priority(self, queue: WaitQueue[Key, Message]) -> None:
+        leases = queue.busy or self._batcher.is_queued(queue)
+        queue.group.record(queue, queue.dispatcher.top_notified_priority() if leases else IDLE)
 
     def _on_outcome(self, queue: WaitQueue[Key, Message], outcome: BatchOutcome[Message]) -> None:
         if outcome.undelivered:
@@ -298,8 +299,7 @@ class Waiters(Generic[Key, Message]):
         if queue.timer is not None:
             queue.timer.cancel()
         if self._queues.pop(queue.key, None) is not None:
-            namesakes = self._queues_by_name[queue.name]
-            namesakes.remove(queue)
-            if not namesakes:
-                del self._queues_by_name[queue.name]
+            queue.group.remove(queue)
+            if not queue.group:
+                del self._groups[queue.name]
             self._on_empty(queue.key)

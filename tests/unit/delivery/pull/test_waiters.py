@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from delivery.pull.dispatch import Dispatcher
 from delivery.pull.lease_batcher import MAX_QUEUES
 from delivery.pull.wait_queue import MAX_BATCH_MESSAGES, LeaseOutcome, LeaseRequest, Poll
 from delivery.pull.waiters import Waiters
@@ -103,6 +104,7 @@ def add_poll(
     most: int = 1,
     lease_ms: int = 1000,
     wait_s: float = LONG_S,
+    priority: int = 0,
     holder: str | None = None,
 ) -> Poll[int]:
     return waiters.add_poll(
@@ -110,6 +112,7 @@ def add_poll(
         max_messages=most,
         lease_ms=lease_ms,
         wait_s=wait_s,
+        priority=priority,
         holder=None if holder is None else KeyId(holder),
     )
 
@@ -324,7 +327,7 @@ async def test_a_poll_whose_task_is_cancelled_leaves_nothing(
         await task
     waiters.remove_poll("a", poll)
     assert waiters._queues == {}
-    assert waiters._queues_by_name == {}
+    assert waiters._groups == {}
 
 
 async def test_an_error_reaches_the_polls_of_its_statement_and_no_others(
@@ -379,16 +382,156 @@ async def test_keys_of_one_name_are_notified_together(source: Source) -> None:
         assert not polls[2].future.done()
 
 
+def make_waiters(source: Source, *, selecting: bool, max_in_flight: int = 2) -> Waiters[str, int]:
+    """Make wait queues; with `selecting` they are named by their first letter.
+
+    Those with a second letter, their tenant, are exclusive then.
+    """
+    return Waiters(
+        source.acquire,
+        name=lambda key: key[0] if selecting else key,
+        give_back=source.give_back,
+        on_empty=source.emptied.append,
+        max_in_flight=max_in_flight,
+        exclusive_tenant=lambda key: (key[1:2] or None) if selecting else None,
+    )
+
+
+@pytest.fixture
+async def selecting(source: Source) -> AsyncIterator[Waiters[str, int]]:
+    async with make_waiters(source, selecting=True) as opened:
+        yield opened
+        source.gate.set()
+
+
+async def test_exclusive_queues_delay_no_other_one(
+    source: Source, selecting: Waiters[str, int]
+) -> None:
+    source.gate.clear()
+    for number in range(500):
+        add_poll(selecting, f"aT{number}")
+    await source.begun.wait()
+    other = add_poll(selecting, "b", wait_s=0)
+    await until(lambda: len(source.requests) == 2)
+    assert [[request.key for request in requests] for requests in source.requests] == [
+        ["aT0"],
+        ["b"],
+    ]
+    source.gate.set()
+    assert await messages_of(other) == []
+
+
+async def test_other_queues_delay_no_exclusive_one(
+    source: Source, selecting: Waiters[str, int]
+) -> None:
+    source.gate.clear()
+    for key in "abcd":
+        add_poll(selecting, key)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    add_poll(selecting, "eT")
+    await until(lambda: len(source.requests) == 3)
+    assert [request.key for request in source.requests[-1]] == ["eT"]
+
+
+async def test_tenants_of_exclusive_queues_take_turns(
+    source: Source, selecting: Waiters[str, int]
+) -> None:
+    polls = [add_poll(selecting, f"aT{number}", wait_s=0) for number in range(4)]
+    polls += [add_poll(selecting, f"bU{number}", wait_s=0) for number in range(2)]
+    for poll in polls:
+        assert await messages_of(poll) == []
+    assert [requests[0].key for requests in source.requests] == [
+        "aT0",
+        "bU0",
+        "aT1",
+        "bU1",
+        "aT2",
+        "aT3",
+    ]
+
+
+async def test_a_higher_priority_goes_first_among_queues_of_one_name(
+    source: Source, selecting: Waiters[str, int]
+) -> None:
+    keys = ["a", "aT1", "aU2", "aT3"]
+    polls = [
+        add_poll(selecting, key, wait_s=0, priority=priority)
+        for key, priority in zip(keys, (0, 1, 2, 9), strict=True)
+    ]
+    other = add_poll(selecting, "b", wait_s=0)
+    for poll in (*polls, other):
+        assert await messages_of(poll) == []
+    begun = [request.key for requests in source.requests for request in requests]
+    assert [key for key in begun if key != "b"] == keys[::-1]
+    assert begun.index("b") < 2
+
+
+@pytest.mark.parametrize("tenant", ["", "T"])
+async def test_a_wake_up_of_many_queues_of_one_name_costs_each_the_same(
+    source: Source, selecting: Waiters[str, int], monkeypatch: pytest.MonkeyPatch, tenant: str
+) -> None:
+    """Count instead of timing: 2,000 selectors of one subscription must not block the loop."""
+    calls = 0
+    look = Dispatcher.top_notified_priority
+
+    def count(dispatcher: Dispatcher[Any]) -> int:
+        nonlocal calls
+        calls += 1
+        return look(dispatcher)
+
+    keys = [f"a{number}" for number in range(400)]
+    monkeypatch.setattr(selecting, "_name", lambda _: "a")
+    monkeypatch.setattr(selecting, "_exclusive_tenant", lambda _: tenant or None)
+    for key in keys:
+        add_poll(selecting, key)
+    await until_idle(selecting, *keys)
+    monkeypatch.setattr(Dispatcher, "top_notified_priority", count)
+    selecting.notify(["a"])
+    await until_idle(selecting, *keys)
+    assert calls <= 5 * len(keys)
+
+
+async def test_a_queue_that_needs_no_statement_any_more_holds_up_no_other(
+    source: Source, selecting: Waiters[str, int]
+) -> None:
+    """Check the poll that hung: one of a higher priority left, and a stream with it does not read."""
+    source.gate.clear()
+    busy = add_poll(selecting, "zU", wait_s=0)
+    await source.begun.wait()
+    reader = selecting.add_reader("aT", lease_ms=1000, wake=lambda: None, priority=9)
+    selecting.set_interest("aT", reader, interested=True)
+    leaving = add_poll(selecting, "aT", priority=9)
+    hasty = add_poll(selecting, "a", wait_s=0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(source.requests) == 1
+    selecting.remove_poll("aT", leaving)
+    await until(lambda: len(source.requests) == 2)
+    source.gate.set()
+    assert await messages_of(hasty) == await messages_of(busy) == []
+    selecting.remove_reader("aT", reader)
+
+
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("keys", [["a", "b", "c"], ["a", "aT", "aU", "b", "bT"]])
 async def test_nothing_is_lost_or_doubled_in_any_order_of_events(
-    source: Source, waiters: Waiters[str, int], seed: int
+    source: Source, keys: list[str], seed: int
 ) -> None:
     """Every message reaches one poll or goes back, in order within a queue; no poll waits beside one."""
+    async with make_waiters(source, selecting="aT" in keys) as waiters:
+        await let_events_happen(source, waiters, keys, seed)
+        source.gate.set()
+
+
+async def let_events_happen(
+    source: Source, waiters: Waiters[str, int], keys: list[str], seed: int
+) -> None:
     draw = random.Random(seed)
-    polls: dict[str, list[Poll[int]]] = {"a": [], "b": [], "c": []}
+    polls: dict[str, list[Poll[int]]] = {key: [] for key in keys}
     made = 0
     for _ in range(300):
-        key = draw.choice("abc")
+        key = draw.choice(keys)
         match draw.randrange(6):
             case 0 | 1:
                 wait_s = draw.choice([0, 0.001, LONG_S])
@@ -399,13 +542,14 @@ async def test_nothing_is_lost_or_doubled_in_any_order_of_events(
                         most=draw.randrange(1, 4),
                         lease_ms=draw.choice([1, 2]),
                         wait_s=wait_s,
+                        priority=draw.choice([0, 0, 5]),
                     )
                 )
             case 2 | 3:
                 for _ in range(draw.randrange(1, 4)):
                     source.queues.setdefault(key, []).append(made)
                     made += 1
-                waiters.notify([key])
+                waiters.notify([key[0]])
             case 4 if polls[key]:
                 poll = draw.choice(polls[key])
                 if not poll.future.done():
@@ -414,7 +558,8 @@ async def test_nothing_is_lost_or_doubled_in_any_order_of_events(
                 (source.gate.set if draw.randrange(3) else source.gate.clear)()
         await asyncio.sleep(0)
     source.gate.set()
-    await until(lambda: not waiters._batcher._running and not waiters._batcher._queued)
+    batcher = waiters._batcher
+    await until(lambda: not (batcher._running or batcher._queued or batcher._exclusive))
     for key, joined in polls.items():
         if any(not poll.future.done() for poll in joined):
             assert source.queues.get(key, []) == []
