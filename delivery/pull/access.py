@@ -65,9 +65,12 @@ async def _check_no_keys(principals: Collection[Principal]) -> Mapping[Principal
 class AccessMonitor:
     """Check all consumers of a process, while the context lasts."""
 
-    def __init__(self, query_writer: LogWriter, check_keys: CheckKeys | None = None) -> None:
-        """Use `query_writer` only for reading; without `check_keys` keys stay valid."""
-        self._query_writer = query_writer
+    def __init__(self, writer: LogWriter, check_keys: CheckKeys | None = None) -> None:
+        """Use `writer` only for reading; without `check_keys` keys stay valid.
+
+        The writer is for this only: a check must not wait for what consumers ask for.
+        """
+        self._writer = writer
         self._check_keys = check_keys or _check_no_keys
         self._loop = asyncio.get_running_loop()
         self._consumers: dict[WatchedConsumer, None] = {}
@@ -135,7 +138,7 @@ class AccessMonitor:
         if not targets:
             return
         keys = await self._check_keys({consumer.principal for consumer in consumers})
-        gone, suspended = await find_stopped(self._query_writer, list(targets))
+        gone, suspended = await find_stopped(self._writer, list(targets))
         now_s = self._loop.time()
         for consumer in consumers:
             if consumer not in self._consumers:

@@ -93,13 +93,14 @@ class PullService:
         on_requeued: Callable[[SubscriptionId], None],
         selective_leaser: SelectiveLeaser,
         query_writer: LogWriter,
+        access_writer: LogWriter,
         quota: ConsumerQuota,
         check_keys: CheckKeys | None = None,
     ) -> None:
         """Call the source at most `max_in_flight` times at a time.
 
         `on_requeued` gets subscriptions whose messages were queued again. `query_writer` only
-        reads, and may be shared. `check_keys`: see `AccessMonitor`.
+        reads, and may be shared. `access_writer`, `check_keys`: see `AccessMonitor`.
         """
         self._lease_service = lease_service
         self._lease_store = lease_store
@@ -125,7 +126,7 @@ class PullService:
                 None if selection.selector is None else selection.target.organisation
             ),
         )
-        self._monitor = AccessMonitor(query_writer, check_keys)
+        self._monitor = AccessMonitor(access_writer, check_keys)
         self.streams = Streams(
             self._waiters,
             lease_service=lease_service,
@@ -413,11 +414,11 @@ async def open_pull_service(
             LogWriter(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS)
             for _ in range(LEASE_WRITERS)
         ]
-        ack_writer, update_writer, query_writer = (
+        ack_writer, update_writer, query_writer, access_writer = (
             LogWriter(url, kind="puller", lock_timeout_ms=LOCK_TIMEOUT_MS, broker_mode=mode)
-            for _ in range(3)
+            for _ in range(4)
         )
-        for writer in (*lease_writers, ack_writer, update_writer, query_writer):
+        for writer in (*lease_writers, ack_writer, update_writer, query_writer, access_writer):
             stack.push_async_callback(writer.close)
         lease_store = LeaseQueries(update_writer)
         lease_service = await stack.enter_async_context(
@@ -454,6 +455,7 @@ async def open_pull_service(
                     query_writer, on_stale_copies=_no_drain if drain is None else drain.schedule
                 ),
                 query_writer=query_writer,
+                access_writer=access_writer,
                 quota=ConsumerQuota(max_consumers, metrics.consumers_refused.inc),
                 check_keys=check_keys,
             )

@@ -240,9 +240,15 @@ class Peek:
     """
 
     def __init__(
-        self, writer: LogWriter, selection: PullSelection, now_s: Callable[[], float]
+        self,
+        writer: LogWriter,
+        selection: PullSelection,
+        now_s: Callable[[], float],
+        turn: asyncio.Lock,
     ) -> None:
+        """Read only while `turn` is held, which all readers of one organisation share."""
         self._writer = writer
+        self._turn = turn
         self._selection = selection
         self._now_s = now_s
         self._cursor = ScanCursor(visibility_lag_us=VISIBILITY_LAG_US, rescan=False)
@@ -253,6 +259,11 @@ class Peek:
 
         NotFoundError, ConflictError.
         """
+        # The writer serves its callers in order: by turns, one organisation's wait is not others'.
+        async with self._turn:
+            return await self._read_new()
+
+    async def _read_new(self) -> tuple[Sequence[bytes], bool]:
         key, selector = self._selection.target, self._selection.selector
         self._cursor.begin_window(self._now_s())
         types = frozenset[str]() if selector is None else selector.event_types

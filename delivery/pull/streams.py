@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Self
+from weakref import WeakValueDictionary
 
 from delivery.pull.access import AccessMonitor, WatchedConsumer
 from delivery.pull.leases import LeaseService, LeaseStatus
@@ -21,7 +22,7 @@ from delivery.pull.stream import EndReason, Peek, Stream, StreamBatch, StreamWai
 from delivery.pull.target import PullSelection, PullTarget, access_error, parse_target
 from rooms.db.leases.release import LeaseQueries
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.principal import Principal
 
 INITIAL_CREDIT: Final = 100
@@ -51,6 +52,9 @@ class Streams:
         self._monitor = monitor
         self._open: dict[Stream, WatchedConsumer] = {}
         self._stream_by_lease: dict[Lease, Stream] = {}
+        self._browsing_turns: WeakValueDictionary[OrganisationId, asyncio.Lock] = (
+            WeakValueDictionary()
+        )
         self._closed = asyncio.Event()
         self._closing = False
 
@@ -90,11 +94,13 @@ class Streams:
             if (error := access_error(access, key)) is not None:
                 raise error
         selections = [PullSelection(key, request.selector) for key in keys]
-        peeks = (
-            [Peek(self._query_writer, selection, self._loop.time) for selection in selections]
-            if request.browse
-            else []
-        )
+        peeks = []
+        if request.browse:
+            turn = self._browsing_turns.setdefault(principal.organisation_id, asyncio.Lock())
+            peeks = [
+                Peek(self._query_writer, selection, self._loop.time, turn)
+                for selection in selections
+            ]
         credit = (
             request.credit if request.credit is not None else INITIAL_CREDIT if renews_credit else 0
         )

@@ -351,7 +351,8 @@ async def test_a_browser_with_a_selector_shows_matches(counter: Counter) -> None
             PullTarget(counter.room, counter.queue, counter.house.principal.organisation_id),
             Selector(payload=((("n",), "2"),)),
         )
-        messages, more = await Peek(writer, selection, asyncio.get_running_loop().time).read_new()
+        now_s = asyncio.get_running_loop().time
+        messages, more = await Peek(writer, selection, now_s, asyncio.Lock()).read_new()
     assert [json.loads(message)["payload"] for message in messages] == [{"n": 2}]
     assert not more
 
