@@ -53,8 +53,6 @@ class WatchedConsumer:
     principal: Principal
     targets: Sequence[PullTarget]
     on_loss: Callable[[Loss], None]
-    on_checked: Callable[[], Awaitable[None]] | None
-    """Called after each check that found nothing."""
     since_s: float
 
 
@@ -93,10 +91,9 @@ class AccessMonitor:
         principal: Principal,
         targets: Sequence[PullTarget],
         on_loss: Callable[[Loss], None],
-        on_checked: Callable[[], Awaitable[None]] | None = None,
     ) -> WatchedConsumer:
         """Watch a consumer until `forget`; `on_loss` is called in each check until then."""
-        consumer = WatchedConsumer(principal, targets, on_loss, on_checked, self._loop.time())
+        consumer = WatchedConsumer(principal, targets, on_loss, self._loop.time())
         self._consumers[consumer] = None
         self._has_consumers.set()
         return consumer
@@ -151,8 +148,6 @@ class AccessMonitor:
             )
             if loss is not None:
                 consumer.on_loss(loss)
-            elif consumer.on_checked is not None:
-                await consumer.on_checked()
 
 
 def _key_loss(standing: KeyStanding) -> Loss | None:

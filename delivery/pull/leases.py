@@ -226,7 +226,7 @@ class LeaseService:
             if not pending:
                 return results
             found = await self._lease_store.inspect(
-                key.room, key.subscription, [delivery for delivery, _ in pending]
+                [(key.room, key.subscription, delivery) for delivery, _ in pending]
             )
             statuses = [
                 _failure_status(lease, found.get(index), done)

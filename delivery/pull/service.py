@@ -244,7 +244,7 @@ class PullService:
         key = parse_target(principal, subscription_id)
         request, leases = await self._read(key, decode_ack, body)
         results = await self._lease_service.ack(key, leases)
-        self.streams.on_settled(leases)
+        self.streams.on_settled(key, results)
         return self._results(request.ack_ids, leases, results)
 
     async def nack(self, principal: Principal, subscription_id: str, body: bytes) -> Response:
@@ -252,7 +252,7 @@ class PullService:
         key = parse_target(principal, subscription_id)
         request, leases = await self._read(key, decode_nack, body)
         results, queued = await self._lease_service.nack(key, leases, delay_ms=request.delay_ms)
-        self.streams.on_settled(leases)
+        self.streams.on_settled(key, results)
         if queued and not request.delay_ms:
             self._announce(key.subscription)
         return self._results(request.ack_ids, leases, results)

@@ -30,6 +30,8 @@ SEND_TIMEOUT_S: Final = 60.0
 """A client that does not read for this long is disconnected."""
 _END_TIMEOUT_S: Final = 1.0
 MAX_CREDIT: Final = 1_000_000
+MAX_UNSETTLED: Final = 1000
+"""The number of leases above which a stream forgets those that are over."""
 VISIBILITY_LAG_US: Final = 5_000_000
 """The oldest published message that may become visible only now."""
 MAX_SEEN: Final = 20_000
@@ -70,8 +72,8 @@ class PeekSource(Protocol):
 class Stream:
     """Serve one client: `start`, then `next` and `send` in turn, then `close`.
 
-    The caller passes acks to `on_settled`, and credit to `grant`. `close` returns what was leased
-    and not sent.
+    The caller passes leases that are over to `on_settled`, and credit to `grant`. `close` returns
+    what was leased and not sent.
     """
 
     def __init__(
@@ -92,10 +94,10 @@ class Stream:
         self.targets = [selection.target for selection in selections]
         self.request = request
         self.renews_credit = renews_credit
+        self.tracks_leases = renews_credit or len(selections) > 1
+        """Set if it must know its leases: to renew credit, or to find their subscriptions."""
         self.unsettled: dict[Lease, PullTarget] = {}
-        """Leases that were sent and are not settled over this stream or, if it renews credit, at
-        all.
-        """
+        """Leases that were sent and are not known to be over, if it tracks them."""
         self.end_reason: EndReason | None = None
         self._waiters = waiters
         self._selections = selections
@@ -106,13 +108,22 @@ class Stream:
         self._handles: list[ConsumerHandle[Consumer[LeasedRow]]] = []
         self._notified: dict[int, None] = {}
         self._wake = asyncio.Event()
+        self._max_unsettled = MAX_UNSETTLED
         self._stalled = False
         self._send_timeout: asyncio.Timeout | None = None
 
     @property
-    def is_starved(self) -> bool:
-        """Return whether it has no credit left and would get some if sent messages were settled."""
-        return self.renews_credit and self._credit <= 0 and bool(self.unsettled)
+    def needs_inspection(self) -> bool:
+        """Return whether those of its leases that are over must be found.
+
+        They would give it credit, of which it has none left, or they fill the memory.
+        """
+        is_starved = self.renews_credit and self._credit <= 0 and bool(self.unsettled)
+        return is_starved or len(self.unsettled) > self._max_unsettled
+
+    def on_inspected(self) -> None:
+        """Record that the leases left are live: the next inspection is when they have doubled."""
+        self._max_unsettled = max(MAX_UNSETTLED, 2 * len(self.unsettled))
 
     @property
     def is_gone(self) -> bool:
@@ -147,7 +158,7 @@ class Stream:
         self._wake.set()
 
     def on_settled(self, leases: Sequence[Lease]) -> None:
-        """Record that the client has settled these leases."""
+        """Record that these leases are over."""
         done = sum(self.unsettled.pop(lease, None) is not None for lease in leases)
         if done and self.renews_credit:
             self.grant(done)
@@ -212,8 +223,9 @@ class Stream:
         if not rows:
             return None
         self._credit -= len(rows)
-        for row in rows:
-            self.unsettled[row[0], row[1]] = selection.target
+        if self.tracks_leases:
+            for row in rows:
+                self.unsettled[row[0], row[1]] = selection.target
         if self._credit <= 0:
             self._update_interest()
         return StreamBatch(selection.target, [message_json(row) for row in rows], rows)
@@ -259,7 +271,7 @@ class Peek:
 
         NotFoundError, ConflictError.
         """
-        # The writer serves its callers in order: by turns, one organisation's wait is not others'.
+        # The writer serves its callers in order: so no organisation waits for all that another has.
         async with self._turn:
             return await self._read_new()
 

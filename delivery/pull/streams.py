@@ -1,14 +1,14 @@
 """Keep the streams of one process: open and close them, settle their leases, and end them."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final, Self
 from weakref import WeakValueDictionary
 
 from delivery.pull.access import AccessMonitor, WatchedConsumer
-from delivery.pull.leases import LeaseService, LeaseStatus
+from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
 from delivery.pull.quota import ConsumerQuota
 from delivery.pull.requests import (
     AckRequest,
@@ -24,9 +24,19 @@ from rooms.db.leases.release import LeaseQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.principal import Principal
+from rooms.errors import TransientError
+from rooms.outages import OUTAGES
+
+_log = logging.getLogger(__name__)
 
 INITIAL_CREDIT: Final = 100
 DRAIN_TIMEOUT_S: Final = 2.0
+INSPECTION_INTERVAL_S: Final = 1.0
+MAX_INSPECTION_INTERVAL_S: Final = 10.0
+MAX_INSPECTED: Final = 1000
+"""The most leases in one statement."""
+_INSPECTION_SHARE: Final = 10
+_INSPECTION_OUTAGE: Final = "looks for leases of streams that are over failed"
 
 
 class Streams:
@@ -55,14 +65,21 @@ class Streams:
         self._browsing_turns: WeakValueDictionary[OrganisationId, asyncio.Lock] = (
             WeakValueDictionary()
         )
+        self._has_streams = asyncio.Event()
+        self._inspection: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self._closing = False
 
     async def __aenter__(self) -> Self:
+        self._inspection = asyncio.create_task(self._inspect_forever())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.end_all()
+        if self._inspection is not None:
+            self._inspection.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._inspection
 
     def end_all(self) -> None:
         """End all streams before the process stops."""
@@ -119,8 +136,8 @@ class Streams:
             principal,
             keys,
             lambda loss: stream.end(EndReason(loss.value)),
-            partial(self._settle_if_starved, stream),
         )
+        self._has_streams.set()
         self._monitor.check_now()  # what changed since its key was authenticated
         if self._closing:
             stream.end(EndReason.SHUTDOWN)
@@ -132,6 +149,8 @@ class Streams:
         Messages that its client did not settle stay leased until their leases end.
         """
         consumer = self._open.pop(stream)
+        if not self._open:
+            self._has_streams.clear()
         self._monitor.forget(consumer)
         self._quota.release(consumer.principal.organisation_id)
         self._closed.set()
@@ -141,17 +160,29 @@ class Streams:
 
     def on_sent(self, stream: Stream, batch: StreamBatch) -> None:
         """Record that the client has got these messages."""
-        if stream.renews_credit:
+        if stream.tracks_leases:
             self._stream_by_lease.update(dict.fromkeys([row[:2] for row in batch.rows], stream))
 
-    def on_settled(self, leases: Sequence[Lease]) -> None:
-        """Record settled leases, from any caller; their streams get credit back."""
-        for stream in {
-            stream
-            for lease in leases
-            if (stream := self._stream_by_lease.pop(lease, None)) is not None
-        }:
-            stream.on_settled(leases)
+    def on_settled(self, key: PullTarget, results: AckResults) -> None:
+        """Record what became of leases, from any caller; their streams get credit back.
+
+        Only what was a lease of this subscription counts: ack ids can be guessed.
+        """
+        if self._stream_by_lease:
+            self._forget(
+                key,
+                [lease for lease, status in results.items() if status is not LeaseStatus.UNKNOWN],
+            )
+
+    def _forget(self, key: PullTarget, leases: Sequence[Lease]) -> None:
+        by_stream: dict[Stream, list[Lease]] = {}
+        for lease in leases:
+            stream = self._stream_by_lease.get(lease)
+            if stream is not None and stream.unsettled.get(lease) == key:
+                del self._stream_by_lease[lease]
+                by_stream.setdefault(stream, []).append(lease)
+        for stream, own in by_stream.items():
+            stream.on_settled(own)
 
     async def settle(
         self, stream: Stream, request: AckRequest | NackRequest | ExtendRequest
@@ -173,43 +204,79 @@ class Streams:
             else:
                 by_target.setdefault(key, []).append(lease)
         for key, own in by_target.items():
-            match request:
-                case AckRequest():
-                    results |= await self._lease_service.ack(key, own)
-                case NackRequest():
-                    nacked, again = await self._lease_service.nack(
-                        key, own, delay_ms=request.delay_ms
-                    )
-                    results |= nacked
-                    if again and not request.delay_ms:
-                        queued.add(key.subscription)
-                case ExtendRequest():
-                    results |= await self._lease_service.extend(key, own, lease_ms=request.lease_ms)
-        if not isinstance(request, ExtendRequest):
-            stream.on_settled(leases)
+            found, is_queued = await self._settle(key, own, request)
+            results |= found
+            if not isinstance(request, ExtendRequest):
+                self.on_settled(key, found)
+            if is_queued:
+                queued.add(key.subscription)
         return [
             (text, results[lease]) for text, lease in zip(request.ack_ids, leases, strict=True)
         ], frozenset(queued)
 
-    async def _settle_if_starved(self, stream: Stream) -> None:
-        if stream.is_starved:
-            await self._settle_ended(stream)
+    async def _settle(
+        self,
+        key: PullTarget,
+        leases: Sequence[Lease],
+        request: AckRequest | NackRequest | ExtendRequest,
+    ) -> tuple[AckResults, bool]:
+        """Settle leases of one queue; also return whether it has messages again now."""
+        match request:
+            case AckRequest():
+                return await self._lease_service.ack(key, leases), False
+            case NackRequest():
+                results, queued = await self._lease_service.nack(
+                    key, leases, delay_ms=request.delay_ms
+                )
+                return results, queued and not request.delay_ms
+            case ExtendRequest():
+                return await self._lease_service.extend(
+                    key, leases, lease_ms=request.lease_ms
+                ), False
 
-    async def _settle_ended(self, stream: Stream) -> None:
-        """Forget leases that ended, or were settled by another process."""
-        by_target: dict[PullTarget, list[Lease]] = {}
-        for lease, key in stream.unsettled.items():
-            by_target.setdefault(key, []).append(lease)
-        for key, leases in by_target.items():
-            found = await self._lease_store.inspect(
-                key.room, key.subscription, [delivery for delivery, _ in leases]
-            )
-            self.on_settled(
-                [
-                    lease
-                    for index, lease in enumerate(leases)
-                    if (delivery := found.get(index)) is None
-                    or not delivery.leased
-                    or delivery.generation != int.from_bytes(lease[1], "big")
-                ]
-            )
+    async def _inspect_forever(self) -> None:
+        pause_s = INSPECTION_INTERVAL_S
+        while True:
+            await self._has_streams.wait()
+            await asyncio.sleep(pause_s)
+            begun = self._loop.time()
+            try:
+                await self._inspect_leases()
+            except TransientError as exc:
+                OUTAGES.record_failure(exc, _INSPECTION_OUTAGE)
+            except Exception as exc:  # noqa: BLE001 - the next inspection may succeed
+                _log.warning("an inspection of leases of streams failed, retrying: %s", exc)
+            else:
+                OUTAGES.record_success(_INSPECTION_OUTAGE)
+            share_s = _INSPECTION_SHARE * (self._loop.time() - begun)
+            pause_s = min(MAX_INSPECTION_INTERVAL_S, max(INSPECTION_INTERVAL_S, share_s))
+
+    async def _inspect_leases(self) -> None:
+        """Forget leases that ended, or were settled by another process, where that matters."""
+        streams = [stream for stream in self._open if stream.needs_inspection]
+        leases: list[tuple[PullTarget, Lease]] = []
+        for stream in streams:
+            leases += [(key, lease) for lease, key in stream.unsettled.items()]
+            while len(leases) >= MAX_INSPECTED:
+                await self._forget_ended(leases[:MAX_INSPECTED])
+                del leases[:MAX_INSPECTED]
+        if leases:
+            await self._forget_ended(leases)
+        for stream in streams:
+            stream.on_inspected()
+
+    async def _forget_ended(self, leases: Sequence[tuple[PullTarget, Lease]]) -> None:
+        found = await self._lease_store.inspect(
+            [(key.room, key.subscription, delivery) for key, (delivery, _) in leases]
+        )
+        ended: dict[PullTarget, list[Lease]] = {}
+        for index, (key, lease) in enumerate(leases):
+            delivery = found.get(index)
+            if (
+                delivery is None
+                or not delivery.leased
+                or delivery.generation != int.from_bytes(lease[1], "big")
+            ):
+                ended.setdefault(key, []).append(lease)
+        for key, own in ended.items():
+            self._forget(key, own)

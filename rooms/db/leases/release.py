@@ -125,10 +125,10 @@ _ACCESS: Final = f"SELECT 0, standing FROM ({ACCESS_TO_ONE}) e"  # noqa: S608 - 
 
 _INSPECT: Final = """
 SELECT 0, v.k, d.state::text, d.generation, l.until > now()
-FROM unnest(%(rooms)s::int4[], %(id)s::uuid[]) WITH ORDINALITY AS v (room_id, id, k)
+FROM unnest(%(rooms)s::int4[], %(subscriptions)s::uuid[], %(id)s::uuid[]) WITH ORDINALITY AS v (room_id, subscription_id, id, k)
     CROSS JOIN LATERAL (SELECT * FROM deliveries d WHERE d.room_id = v.room_id AND d.id = v.id LIMIT 1) d
     LEFT JOIN LATERAL (SELECT * FROM leases l WHERE l.room_id = v.room_id AND l.id = v.id LIMIT 1) l ON true
-WHERE d.subscription_id = %(subscription)s::uuid
+WHERE d.subscription_id = v.subscription_id
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL
 """
 
@@ -241,13 +241,16 @@ class LeaseQueries:
         return ended, [SubscriptionId(identity) for identity in queued.split(",") if identity]
 
     async def inspect(
-        self, room: RoomId, subscription: SubscriptionId, deliveries: Sequence[bytes]
+        self, deliveries: Sequence[tuple[RoomId, SubscriptionId, bytes]]
     ) -> Mapping[int, UnsettledDelivery]:
-        """Return by index the state of those deliveries of the subscription that exist."""
+        """Return by index the state of those deliveries, of these subscriptions, that exist.
+
+        A delivery's id is 16 bytes.
+        """
         parameters = {
-            "rooms": literal_array([room] * len(deliveries)),
-            "id": literal_array(map(bytes.hex, deliveries)),
-            "subscription": subscription,
+            "rooms": literal_array(room for room, _, _ in deliveries),
+            "subscriptions": literal_array(subscription for _, subscription, _ in deliveries),
+            "id": literal_array(delivery.hex() for _, _, delivery in deliveries),
         }
         return {
             ordinal - 1: UnsettledDelivery(

@@ -1,6 +1,7 @@
-"""Test what the streams of one process have in common."""
+"""Test what the streams of one process have in common: their leases, and their readers' turns."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 
 from delivery.pull import stream as stream_module
+from delivery.pull.requests import AckRequest, NackRequest
 from delivery.pull.stream import EndReason
 from rooms.db.leases.scan import ScanWindow, scan
+from rooms.errors import StorageUnavailableError
 from tests.integration.delivery.pull.test_stream import batch, closing, opened
 from tests.support.publisher import House
 from tests.support.pull_service import PATIENCE_S, Counter, open_counter, until
@@ -31,6 +34,134 @@ def stranger(counter: Counter) -> Counter:
         f"UPDATE subscriptions SET organisation_id = '{house.organisation}' WHERE id = '{queue}'",
     )
     return replace(counter, house=house, queue=queue)
+
+
+async def test_an_ack_at_another_subscription_renews_no_credit(
+    counter: Counter, stranger: Counter
+) -> None:
+    """Only the own acks, and the ends of leases, make room for more messages."""
+    for number in range(2):
+        await counter.publish(number)
+    stream = await opened(counter, credit=1)
+    with closing(counter, stream):
+        found = await batch(stream)
+        counter.puller.streams.on_sent(stream, found)
+        (ack_id,) = [json.loads(message)["ack_id"] for message in found.messages]
+        assert await stranger.settle("ack", ack_id) == ["unknown"]
+        assert await stream.next(0.2) is None
+        assert len(stream.unsettled) == 1
+        assert await counter.settle("ack", ack_id) == ["acked"]
+        assert len((await batch(stream)).messages) == 1
+
+
+async def test_leases_of_a_socket_are_forgotten_when_they_are_over(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a client which acknowledges by HTTP, or never, does not fill the memory."""
+    monkeypatch.setattr(stream_module, "MAX_UNSETTLED", 2)
+    other = counter.house.subscription(counter.room, "PULL")
+    for number in range(3):
+        await counter.publish(number)
+    stream = await opened(counter, counter.queue, other, credit=10, refills=False)
+    streams = counter.puller.streams
+    with closing(counter, stream):
+        sent: list[tuple[str, Any]] = []
+        while len(sent) < 6:
+            found = await batch(stream)
+            streams.on_sent(stream, found)
+            sent += [(found.target.subscription, json.loads(one)) for one in found.messages]
+        own = [one for queue, one in sent if queue == counter.queue]
+        await counter.settle("ack", own[0]["ack_id"])
+        await counter.settle("nack", own[1]["ack_id"], delay_ms=60_000)
+        assert len(stream.unsettled) == len(streams._stream_by_lease) == 4
+        counter.run_out(*[one["delivery_id"] for queue, one in sent if queue == other][:2])
+        await until(lambda: len(stream.unsettled) == 2)
+        results, _ = await streams.settle(stream, AckRequest([own[2]["ack_id"]]))
+        assert [status for _, status in results] == ["acked"]
+        assert len(stream.unsettled) == len(streams._stream_by_lease) == 1
+
+
+async def test_a_socket_of_one_subscription_keeps_no_leases(counter: Counter) -> None:
+    for number in range(2):
+        await counter.publish(number)
+    stream = await opened(counter, credit=10, refills=False)
+    with closing(counter, stream):
+        found = await batch(stream)
+        counter.puller.streams.on_sent(stream, found)
+        assert not stream.unsettled
+        assert not counter.puller.streams._stream_by_lease
+        ids = [json.loads(message)["ack_id"] for message in found.messages]
+        results, queued = await counter.puller.streams.settle(stream, NackRequest(ids))
+        assert [status for _, status in results] == ["nacked"] * 2
+        assert queued == {counter.queue}
+
+
+async def test_an_ack_over_one_stream_renews_the_credit_of_another(counter: Counter) -> None:
+    for number in range(2):
+        await counter.publish(number)
+    events = await opened(counter, credit=1)
+    with closing(counter, events):
+        found = await batch(events)
+        counter.puller.streams.on_sent(events, found)
+        (ack_id,) = [json.loads(message)["ack_id"] for message in found.messages]
+        socket = await opened(counter, credit=0, refills=False)
+        with closing(counter, socket):
+            await counter.puller.streams.settle(socket, AckRequest([ack_id]))
+        assert len((await batch(events)).messages) == 1
+
+
+async def test_ended_leases_of_many_streams_are_found_together(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [counter.queue, counter.house.subscription(counter.room, "PULL")]
+    streams = [await opened(counter, queue, credit=2) for queue in queues]
+    store, sizes = counter.puller.streams._lease_store, list[int]()
+    inspect = store.inspect
+
+    async def count(deliveries: Any) -> Any:
+        sizes.append(len(deliveries))
+        return await inspect(deliveries)
+
+    with closing(counter, *streams):
+        for number in range(2):
+            await counter.publish(number)
+        for stream in streams:
+            while len(stream.unsettled) < 2:
+                counter.puller.streams.on_sent(stream, await batch(stream))
+        monkeypatch.setattr(store, "inspect", count)
+        await until(lambda: 4 in sizes)
+        assert [len(stream.unsettled) for stream in streams] == [2, 2]
+        counter.house.run("UPDATE leases SET until = now() - interval '1 ms'")
+        await until(lambda: not any(stream.unsettled for stream in streams))
+        assert set(sizes) == {4}
+
+
+@pytest.mark.parametrize("stuck", [True, False])
+async def test_a_starved_stream_keeps_no_other_from_its_end(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch, *, stuck: bool
+) -> None:
+    """Let every look for ended leases hang, or fail, while a subscription is deleted."""
+    never = asyncio.Event()
+
+    async def fail(_: Any) -> Any:
+        if stuck:
+            await never.wait()
+        raise StorageUnavailableError("away")
+
+    other = counter.house.subscription(counter.room, "PULL")
+    await counter.publish()
+    monkeypatch.setattr(counter.puller.streams._lease_store, "inspect", fail)
+    starved = await opened(counter, credit=1)
+    later = await opened(counter, other, credit=1)
+    with closing(counter, starved, later):
+        counter.puller.streams.on_sent(starved, await batch(starved))
+        assert starved.needs_inspection
+        counter.house.run("UPDATE subscriptions SET status = 'deleted' WHERE id = %s", other)
+        async with asyncio.timeout(5):
+            while later.end_reason is None:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.02)
+        assert later.end_reason is EndReason.DELETED
+        assert starved.end_reason is None
 
 
 async def test_browsing_delays_no_pull_and_no_end_of_another_organisation(
