@@ -21,7 +21,8 @@
     queued ──pull──► leased ──ack──► delivered
       ▲                │
       └────────────────┴─ nack (after delay_ms), lease ended (within 1 s)
-                          or sidelined, if max_receives is spent; or expired, if its message is
+                          or sidelined, if max_receives is spent; or expired, if its message is;
+                          released, without a receive, if no consumer was given the message
 
 A lease belongs to one generation of its delivery. Every end of a lease but an ack raises the
 generation, so the ack id of an earlier lease is late for ever. Expiry ends what waits: a lease runs

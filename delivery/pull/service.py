@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from delivery.pull.access import AccessMonitor, CheckKeys, Loss
@@ -295,10 +296,17 @@ class PullService:
             self._announce(subscription)
         return results_json(results)
 
-    def return_undelivered(self, batch: StreamBatch) -> None:
-        """Return messages to the queue whose stream ended before they were sent."""
-        if batch.rows:
-            self._give_back(PullSelection(batch.target), batch.rows)
+    def return_undelivered(self, batch: StreamBatch, *, sent: int, begun: int) -> None:
+        """Return messages of a stream that has ended to the queue: all but the first `sent`.
+
+        Those behind the first `begun` are untouched. The client may have seen the others, so they
+        count as received.
+        """
+        if doubtful := batch.rows[sent:begun]:
+            nack = partial(self._lease_store.nack, delay_ms=0)
+            self._spawn(self._return(batch.target, doubtful, nack))
+        if untouched := batch.rows[begun:]:
+            self._give_back(PullSelection(batch.target), untouched)
 
     def count_pulled(self, messages: int) -> None:
         """Count messages that went out over a stream."""
@@ -337,13 +345,17 @@ class PullService:
         self._waiters.notify(subscriptions)
 
     def _give_back(self, selection: PullSelection, rows: Sequence[LeasedRow]) -> None:
-        self._spawn(self._release(selection.target, [row[:2] for row in rows]))
+        self._spawn(self._return(selection.target, rows, self._lease_store.release))
 
-    async def _release(self, key: PullTarget, leases: Sequence[Lease]) -> None:
+    async def _return(
+        self,
+        key: PullTarget,
+        rows: Sequence[LeasedRow],
+        end: Callable[..., Awaitable[object]],
+    ) -> None:
+        leases = [row[:2] for row in rows]
         try:
-            await self._lease_store.nack(
-                key.room, key.subscription, key.organisation, leases, delay_ms=0
-            )
+            await end(key.room, key.subscription, key.organisation, leases)
         except RoomsError as exc:
             OUTAGES.record_failure(exc, _RETURN_OUTAGE, count=len(leases))
         else:

@@ -213,18 +213,17 @@ class StreamTransport:
         write: Callable[[bytes], Awaitable[None]],
     ) -> bool:
         """Return whether all messages were sent; the others go back."""
-        sent = 0
+        sent = begun = 0
         try:
             for message in batch.messages:
                 if stream.is_gone:
                     break
+                begun += 1
                 await _send_or_disconnect(stream, write(format_message(batch, message)))
                 sent += not stream.is_gone
         finally:
             if sent < len(batch.messages):
-                self._pull_service.return_undelivered(
-                    StreamBatch(batch.target, (), batch.rows[sent:])
-                )
+                self._pull_service.return_undelivered(batch, sent=sent, begun=begun)
         return sent == len(batch.messages)
 
 

@@ -44,6 +44,7 @@ class Event(StrEnum):
     IGNORED = "ignored"
     HOLD = "hold"
     RELEASE = "release"
+    """It is held no longer, or no consumer was given the message of its lease."""
     PULLED = "pulled"
     ACKED = "acked"
     HAND_OVER = "hand_over"
@@ -191,6 +192,7 @@ def _build_table() -> dict[tuple[State | None, Event], Transition]:
         (queued, Event.HOLD): Transition(to=held),
         (held, Event.RELEASE): Transition(to=queued, generation=1),
         (queued, Event.PULLED): Transition(to=leased),
+        (leased, Event.RELEASE): Transition(to=queued, generation=1),
         (leased, Event.ACKED): Transition(to=State.DELIVERED),
         (leased, Event.NACKED): Transition(to=queued, generation=1, attempt=1),
         (leased, Event.NACKED_LATER): Transition(to=State.SCHEDULED, generation=1, attempt=1),

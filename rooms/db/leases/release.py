@@ -1,4 +1,4 @@
-"""Nack, extend and expire leases, and say what became of a lease that is over."""
+"""Nack, release, extend and expire leases, and say what became of a lease that is over."""
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
@@ -20,7 +20,7 @@ from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import JOIN_MESSAGE, REPLACE_SIDELINED
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
-from rooms.domain.state_machine import Reason, State
+from rooms.domain.state_machine import LogKind, Reason, State
 
 FULL_SCAN_EVERY: Final = timedelta(seconds=30)
 """The time between two scans of all leases."""
@@ -40,19 +40,20 @@ _REQUESTED_LEASES: Final = LIVE_LEASES.format(
 # From leases that were picked and locked to what follows from their end: the queue again after
 # `delay_ms`, or the wait for that beyond the broker's lookahead, or the end of the delivery. What
 # would come due after its expiry is not queued, and a delivery without a message is sidelined.
+# `receives` is 1, or 0 if no consumer was given the message.
 _RELEASE_CTES: Final = f"""
 , n AS MATERIALIZED (
     SELECT p.k, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.attempt, d.expires_at,
         s.version AS policy, m.priority, m.event_type, m.event_version, m.correlation_id,
         CASE WHEN d.expires_at <= now() THEN 'expired'
             WHEN m.id IS NULL THEN 'sidelined'
-            WHEN s.max_receives <= d.attempt + 1 THEN 'sidelined'
+            WHEN s.max_receives <= d.attempt + 1 AND %(receives)s::int4 > 0 THEN 'sidelined'
             WHEN d.expires_at <= now() + %(delay)s::int8 * interval '1 ms' THEN 'expired'
             WHEN %(delay)s::int8 > %(horizon)s::int8 THEN 'scheduled'
             ELSE 'queued' END::delivery_state AS next,
         CASE WHEN d.expires_at <= now() THEN NULL
             WHEN m.id IS NULL THEN '{Reason.ORPHAN}'
-            WHEN s.max_receives <= d.attempt + 1 THEN '{Reason.NACKED}'
+            WHEN s.max_receives <= d.attempt + 1 AND %(receives)s::int4 > 0 THEN '{Reason.NACKED}'
             WHEN d.expires_at <= now() + %(delay)s::int8 * interval '1 ms' THEN '{Reason.TOO_LATE}' END AS reason
     FROM picked p CROSS JOIN LATERAL (
         SELECT * FROM deliveries d WHERE d.room_id = p.room_id AND d.id = p.id LIMIT 1
@@ -63,8 +64,9 @@ _RELEASE_CTES: Final = f"""
 ), gone AS (
     DELETE FROM leases l USING picked p WHERE l.room_id = ANY (ARRAY[p.room_id]) AND l.id = p.id
 ), u AS (
-    UPDATE deliveries t SET state = n.next, reason = n.reason, attempts = t.attempts + 1, updated_at = now(),
-        generation = t.generation + (n.next <> 'expired')::int4, attempt = t.attempt + (n.next <> 'expired')::int4,
+    UPDATE deliveries t SET state = n.next, reason = n.reason, attempts = t.attempts + %(receives)s::int4, updated_at = now(),
+        generation = t.generation + (n.next <> 'expired')::int4,
+        attempt = t.attempt + (n.next <> 'expired')::int4 * %(receives)s::int4,
         due_at = CASE WHEN n.next IN ('queued', 'scheduled') THEN now() + %(delay)s::int8 * interval '1 ms' END
     FROM n WHERE t.room_id = n.room_id AND t.id = n.id AND t.generation = n.generation AND t.attempt = n.attempt
         AND t.state = 'leased'
@@ -91,7 +93,7 @@ _RELEASE_CTES: Final = f"""
 ){sidelined_ctes("SELECT * FROM u WHERE next = 'sidelined'")}{advance_ordering("SELECT room_id, id FROM u WHERE next = 'expired'")}
 """  # noqa: S608 - constants of this package
 
-_NACK: Final = f"""
+_GIVE_BACK: Final = f"""
 WITH e AS MATERIALIZED ({ACCESS_TO_ONE}), picked AS MATERIALIZED ({_REQUESTED_LEASES}) {_RELEASE_CTES}
 SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, (SELECT standing FROM e), coalesce((SELECT string_agg(k::text, ',') FROM u), ''),
     EXISTS (SELECT FROM u WHERE next = 'queued')
@@ -198,10 +200,26 @@ class LeaseQueries:
         """
         parameters = _lease_parameters(room, subscription, organisation, leases) | {
             "delay": delay_ms,
-            "kind": "nacked",
+            "kind": LogKind.NACKED,
+            "receives": 1,
         }
-        ((standing, settled, queued),) = await self._writer.run(_NACK, parameters)
+        ((standing, settled, queued),) = await self._writer.run(_GIVE_BACK, parameters)
         return SubscriptionAccess(standing), parse_indexes(settled) or frozenset(), queued
+
+    async def release(
+        self,
+        room: RoomId,
+        subscription: SubscriptionId,
+        organisation: OrganisationId,
+        leases: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        """Give leases back whose messages no consumer was given: they count no receive."""
+        parameters = _lease_parameters(room, subscription, organisation, leases) | {
+            "delay": 0,
+            "kind": LogKind.RELEASED,
+            "receives": 0,
+        }
+        await self._writer.run(_GIVE_BACK, parameters)
 
     async def extend(
         self,
@@ -230,7 +248,8 @@ class LeaseQueries:
         parameters = {
             "limit": limit,
             "delay": 0,
-            "kind": "lease_ended",
+            "kind": LogKind.LEASE_ENDED,
+            "receives": 1,
             "low": self._scan_from or "-infinity",
         }
         ((ended, queued, at),) = await self._writer.run(_EXPIRE, parameters)

@@ -228,6 +228,40 @@ async def test_a_message_is_sidelined_after_max_receives(counter: Counter, how: 
     assert await counter.pull() == []
 
 
+async def test_a_message_that_was_leased_and_not_sent_counts_no_receive(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the client leave when its lease is committed: it never saw the only receive allowed."""
+    counter.house.run("UPDATE subscriptions SET max_receives = 1")
+    published = await counter.publish()
+    source = counter.puller._source
+    acquire, left = source.acquire, False
+
+    async def acquire_and_leave(requests: Any) -> Any:
+        nonlocal left
+        found = await acquire(requests)
+        if any(outcome.messages for outcome in found) and not left:
+            left = True
+            task.cancel()
+        return found
+
+    monkeypatch.setattr(source, "acquire", acquire_and_leave)
+    task = asyncio.create_task(counter.pull(wait_ms=LONG_MS))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    message = await fetch(counter, wait_ms=LONG_MS)
+    assert (message["message_id"], message["attempt"]) == (published, 0)
+    assert counter.row(message["delivery_id"]) == ("leased", 1, 0, 0, None)
+    assert await counter.settle("ack", message["ack_id"]) == ["acked"]
+    assert counter.log(published) == [
+        ("enqueued", 0, 0),
+        ("leased", 0, 0),
+        ("released", 1, 0),
+        ("leased", 1, 0),
+        ("pull_acked", 1, 0),
+    ]
+
+
 async def test_a_message_that_would_be_redelivered_after_its_expiry_expires(
     counter: Counter,
 ) -> None:

@@ -32,7 +32,7 @@ from tests.support.query_plans import kept_plans
 STATEMENTS = {
     "take": acquire._ACQUIRE,
     "ack": ack._ACK,
-    "nack": release._NACK,
+    "nack": release._GIVE_BACK,
     "extend": release._EXTEND,
     "end": release._EXPIRE,
     "look": release._INSPECT,

@@ -28,6 +28,7 @@ held       release          queued     +1 +0
 queued     pulled           leased     +0 +0
 queued     hand_over        handed_over +0 +0
 handed_over rejected        sidelined  +0 +0
+leased     release          queued     +1 +0
 leased     acked            delivered  +0 +0
 leased     nacked           queued     +1 +1
 leased     nacked_later     scheduled  +1 +1
