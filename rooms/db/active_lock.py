@@ -25,6 +25,8 @@ SESSION_TIMEOUT_S: Final = 3.0
 of the successor.
 """
 PING_S: Final = 0.5
+TRY_S: Final = 0.25
+"""The pause of a standby between two tries for the lock."""
 _SET_IDLE_TIMEOUT: Final = "SELECT set_config('idle_session_timeout', %s, false)"
 
 
@@ -55,8 +57,13 @@ class ActiveLock:
                 await self._connection.close()
 
     async def acquire(self) -> None:
-        """Wait until this process has the lock: at once if it is free, or when its holder ends."""
-        await self._run("SELECT pg_advisory_lock(%s)", _LOCK_KEY)
+        """Wait until this process has the lock: `TRY_S` after its holder ends, at the latest."""
+        # pg_advisory_lock would keep its snapshot while it waits, perhaps for months. Vacuum could
+        # then remove no row, retention could delete nothing, and usage would never be complete.
+        while not await self._run(  # noqa: ASYNC110 - PostgreSQL sends no signal
+            "SELECT pg_try_advisory_lock(%s)", _LOCK_KEY
+        ):
+            await asyncio.sleep(min(TRY_S, self._session_timeout_s / 4))
 
     async def wait_lost(self) -> None:
         """Wait until the lock is lost: the session ended, or PostgreSQL does not answer."""
@@ -66,9 +73,11 @@ class ActiveLock:
                     await self._run("SELECT %s", 1)
                 await asyncio.sleep(min(PING_S, self._session_timeout_s / 4))
 
-    async def _run(self, statement: str, value: int) -> None:
+    async def _run(self, statement: str, value: int) -> object:
         assert self._connection is not None
         try:
-            await self._connection.execute(statement, [value])
+            cursor = await self._connection.execute(statement, [value])
+            ((answer,),) = await cursor.fetchall()
         except psycopg.OperationalError as exc:
             raise StorageUnavailableError(str(exc)) from exc
+        return answer

@@ -6,7 +6,7 @@ import pytest
 
 from rooms.db.active_lock import ActiveLock
 from rooms.errors import StorageUnavailableError
-from tests.support.installation import PATIENCE_S, installed
+from tests.support.installation import PATIENCE_S, installed, until
 
 
 async def session_answer(charge: ActiveLock, statement: str) -> object:
@@ -25,6 +25,35 @@ async def test_the_next_one_waits_for_the_first_to_leave(database: str) -> None:
                 await asyncio.wait_for(asyncio.shield(waiting), 0.2)
         async with asyncio.timeout(PATIENCE_S):
             await waiting
+
+
+async def test_a_standby_keeps_no_snapshot_while_it_waits(database: str) -> None:
+    """An old snapshot would keep vacuum, retention and the count of usage from their work."""
+    async with (
+        ActiveLock(database, session_timeout_s=2 * PATIENCE_S) as first,
+        ActiveLock(database, session_timeout_s=2 * PATIENCE_S) as second,
+        installed(database) as installation,
+    ):
+        await first.acquire()
+        pid = await session_answer(second, "SELECT pg_backend_pid()")
+        waiting = asyncio.create_task(second.acquire())
+        began: set[object] = set()
+
+        async def is_between_statements() -> bool:
+            (session,) = await installation.rows(
+                "SELECT state, xact_start, backend_xmin, query_start FROM pg_stat_activity"
+                " WHERE pid = %s",
+                pid,
+            )
+            if session["state"] == "idle":
+                assert (session["xact_start"], session["backend_xmin"]) == (None, None)
+                began.add(session["query_start"])
+            return len(began) > 2
+
+        await until(is_between_statements, "the standby to try again, and to leave no transaction")
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def test_a_holder_that_is_cut_off_notices_and_another_takes_over(database: str) -> None:
