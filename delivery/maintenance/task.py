@@ -112,14 +112,16 @@ async def next_term(membership: Membership, partition: str, stop: asyncio.Event)
 
 
 async def wait_first(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> None:
-    """Wait until one of these ends, or for `timeout_s`."""
+    """Wait until one of these ends, or for `timeout_s`. An error of the one that ends is raised."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     try:
-        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        ended, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()
 
 
 async def run_periodically(task: PeriodicTask, *, every_s: float, window: RunWindow) -> None:
