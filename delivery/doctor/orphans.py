@@ -11,10 +11,10 @@ publish. A repair takes them out at once.
 import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from delivery.brokers.bounded_reads import read_batches
 from delivery.doctor.checks import DoctorFinding
 from rooms.db.catalog.native_subscriptions import native_passwords
 from rooms.db.leases.acquire_copies import finished_copies
@@ -34,6 +34,8 @@ CREDIT: Final = 1000
 """Messages of a queue taken at a time; more that a poll can lease hide those behind them."""
 DRAIN_QUIET_S: Final = 2.0
 """Silence after which a queue counts as read to its end."""
+DRAIN_MAX_S: Final = 5.0
+"""The longest time for which a repair withholds messages that can be delivered."""
 _RECOUNT_EVERY_S: Final = 0.5
 _ADVICE_WITHOUT_REPAIR: Final = (
     "the poll after the next message takes them out; `rooms doctor --repair` does it now"
@@ -120,6 +122,7 @@ class SurplusTaskCheck:
         *,
         settle_s: float,
         drain_quiet_s: float = DRAIN_QUIET_S,
+        drain_max_s: float = DRAIN_MAX_S,
     ) -> None:
         """Create it; a queue counts only after `settle_s`, since depths lag behind the rows."""
         self._writer = writer
@@ -128,6 +131,7 @@ class SurplusTaskCheck:
         self._clock = clock
         self._settle_s = settle_s
         self._drain_quiet_s = drain_quiet_s
+        self._drain_max_s = drain_max_s
 
     async def run(self, *, repair: bool) -> list[DoctorFinding]:
         """Count surplus messages; a repair removes them, and sidelines those without a delivery."""
@@ -136,8 +140,8 @@ class SurplusTaskCheck:
             return []
         taken = _TakenCounts()
         if repair:
-            for queue in surplus:
-                await self._drain_queue(queue, taken)
+            for queue, count in surplus.items():
+                await self._drain_queue(queue, count, taken)
         count = sum(surplus.values())
         return [
             DoctorFinding(
@@ -186,23 +190,32 @@ class SurplusTaskCheck:
         }
         return {queue: count for queue, count in surplus.items() if count > 0}
 
-    async def _drain_queue(self, queue: SubscriptionId, counts: _TakenCounts) -> None:
-        claims = BrokerClaims(self._writer)
+    async def _drain_queue(self, queue: SubscriptionId, surplus: int, counts: _TakenCounts) -> None:
+        """Remove the surplus. Between two passes, all else goes back to the queue."""
+        while surplus > 0:
+            removed = await self._drain_once(queue, counts)
+            if not removed:
+                return
+            surplus -= removed
+
+    async def _drain_once(self, queue: SubscriptionId, counts: _TakenCounts) -> int:
+        """Remove surplus messages among those that come next; return how many."""
+        claims, removed = BrokerClaims(self._writer), 0
         async with self._broker.consume(credit=CREDIT, subscription=queue) as consumer:
-            batches = consumer.batches()
-            with suppress(TimeoutError, StopAsyncIteration):
-                while True:
-                    async with asyncio.timeout(self._drain_quiet_s):
-                        tasks = await anext(batches)
-                    found = await claims.inspect(tasks)
-                    orphans = [task for task in tasks if not found[version_of(task)].exists]
-                    if orphans:
-                        created, homeless = await create_orphan_rows(self._writer, orphans)
-                        counts.orphans += created
-                        counts.without_subscription += homeless
-                    done = await finished_copies(self._writer, tasks)
-                    counts.obsolete += len(done)
-                    await consumer.settle([*orphans, *done])
+            async for tasks in read_batches(
+                consumer, quiet_s=self._drain_quiet_s, within_s=self._drain_max_s
+            ):
+                found = await claims.inspect(tasks)
+                orphans = [task for task in tasks if not found[version_of(task)].exists]
+                if orphans:
+                    created, homeless = await create_orphan_rows(self._writer, orphans)
+                    counts.orphans += created
+                    counts.without_subscription += homeless
+                done = await finished_copies(self._writer, tasks)
+                counts.obsolete += len(done)
+                await consumer.settle([*orphans, *done])
+                removed += len(orphans) + len(done)
+        return removed
 
 
 def _advice_text(counts: _TakenCounts) -> str:

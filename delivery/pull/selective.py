@@ -12,9 +12,9 @@ outdated ones are settled, the others go back.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final
 
+from delivery.brokers.bounded_reads import read_batches
 from delivery.pull.target import PullSelection, PullTarget, Selector, access_error
 from delivery.pull.wait_queue import LeaseOutcome, LeaseRequest
 from rooms.db.leases.acquire import MAX_BYTES, LeasedRow, SubscriptionAccess
@@ -47,6 +47,8 @@ DRAIN_CREDIT: Final = 1000
 """The number of copies that are checked; others wait until those are leased or drained."""
 QUIET_S: Final = 0.5
 """The silence after which all copies have come."""
+DRAIN_MAX_S: Final = 2.0
+"""The longest time for which copies that can be leased are withheld from other consumers."""
 
 
 class ScanCursor:
@@ -217,14 +219,10 @@ class StaleCopyDrain:
         settled = 0
         consumer = self._broker.consume(credit=DRAIN_CREDIT, subscription=key.subscription)
         async with consumer:
-            batches = consumer.batches()
-            with suppress(TimeoutError, StopAsyncIteration):
-                while True:
-                    async with asyncio.timeout(QUIET_S):
-                        copies = await anext(batches)
-                    done = await finished_copies(self._writer, copies)
-                    await consumer.settle(done)
-                    settled += len(done)
+            async for copies in read_batches(consumer, quiet_s=QUIET_S, within_s=DRAIN_MAX_S):
+                done = await finished_copies(self._writer, copies)
+                await consumer.settle(done)
+                settled += len(done)
         return settled
 
     def _begin(self, key: PullTarget) -> None:

@@ -4,6 +4,7 @@ Oracle: a message that can be delivered is delivered once; one without a deliver
 orphan before the broker deletes it.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 
@@ -19,7 +20,7 @@ from rooms.domain.state_machine import State, SubscriptionType
 from rooms.domain.work_location import WorkLocation, relayed_mode
 from rooms.errors import BrokerUnavailableError, StorageUnavailableError
 from tests.support.fake_broker import MemoryBroker
-from tests.support.installation import Installation, installed
+from tests.support.installation import PATIENCE_S, Installation, installed
 
 RELAYED = relayed_mode(lookahead_ms=3_600_000)
 PULL = SubscriptionType.PULL
@@ -137,6 +138,35 @@ async def test_a_message_stays_in_the_broker_if_its_orphan_row_fails(
             await examined(writer, broker, mend=True)
     assert await broker.depth(subscription) == 2
     assert [finding.repaired for finding in await examined(writer, broker, mend=True)] == [2]
+
+
+async def test_a_busy_queue_is_withheld_for_a_moment_only(
+    installation: Installation, writer: LogWriter, broker: MemoryBroker
+) -> None:
+    """Messages come faster than the queue would count as read to its end."""
+    subscription, (surplus, waiting) = await sent(installation, broker, 2)
+    await lost(installation, surplus)
+    repair = asyncio.create_task(
+        SurplusTaskCheck(
+            writer, broker, SystemClock(), settle_s=0, drain_quiet_s=PATIENCE_S, drain_max_s=0.2
+        ).run(repair=True)
+    )
+    due = {waiting.dedup_id}
+    async with asyncio.timeout(PATIENCE_S):
+        while not broker.takers(subscription):  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
+        while not repair.done():
+            (copy,) = await installation.publish(subscription, kind=PULL)
+            await installation.queue(copy)
+            await installation.rows("UPDATE outbox SET kind = %s", int(WorkLocation.PULL_AT_BROKER))
+            await broker.send([copy], not_before=[datetime.now(UTC)])
+            due.add(copy.dedup_id)
+        (finding,) = await repair
+        assert (finding.count, finding.repaired) == (1, 1)
+        async with broker.consume(credit=2 * len(due), subscription=subscription) as consumer:
+            batches = consumer.batches()
+            while due:
+                due -= {copy.dedup_id for copy in await anext(batches)}
 
 
 async def test_native_queues_are_not_drained(
