@@ -111,6 +111,18 @@ async def test_a_replay_may_begin_before_every_message(
     assert set(await given(installation, subscription)) == {copy.message_id}
 
 
+async def test_replays_end_while_more_jobs_are_open_than_are_remembered(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of others that failed or were cancelled are among those that are remembered."""
+    monkeypatch.setattr(replay_module, "_MAX_SEEN", 0)
+    await published(installation, 3)
+    jobs = [await replay(installation, await installation.subscribe()) for _ in range(2)]
+    await jobs_of(writer, batch=1).run(always)
+    for identity in jobs:
+        assert await result(installation, identity) == {"replayed": 3}
+
+
 @pytest.mark.parametrize("kind", list(SubscriptionType))
 async def test_a_new_subscription_gets_what_was_published_before_it(
     installation: Installation, writer: LogWriter, kind: SubscriptionType
