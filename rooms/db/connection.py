@@ -16,7 +16,7 @@ from psycopg.rows import TupleRow
 from psycopg.types.string import TextLoader
 from sqlalchemy import event
 from sqlalchemy import exc as sqlalchemy_errors
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from rooms.db.connection_shares import hold_share
@@ -49,7 +49,13 @@ def sqlalchemy_url(url: str) -> str:
 
 def psycopg_url(url: str) -> str:
     """Return `postgresql://…` as libpq reads it."""
-    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    return _libpq_text(make_url(url).set(drivername="postgresql"))
+
+
+def _libpq_text(url: URL) -> str:
+    address, mark, parameters = url.render_as_string(hide_password=False).partition("?")
+    # SQLAlchemy writes a space as a plus, which libpq does not decode.
+    return address + mark + parameters.replace("+", "%20")
 
 
 def open_engine(url: str, *, size: int = 10, statement_timeout_s: int | None = None) -> AsyncEngine:
@@ -100,7 +106,7 @@ async def connect(url: str, *, name: str) -> Connection:
     """Open an autocommit connection that reads ids as text; `name` shows in pg_stat_activity."""
     address = make_url(psycopg_url(url)).update_query_dict(_TIMEOUTS | dict(make_url(url).query))
     connection: Connection = await psycopg.AsyncConnection.connect(
-        address.render_as_string(hide_password=False), autocommit=True, application_name=name
+        _libpq_text(address), autocommit=True, application_name=name
     )
     register_types(connection)
     return connection

@@ -122,15 +122,20 @@ def memory_bytes() -> int:
 
 
 def socket_dir(data: Path) -> Path:
-    """Return the folder of the socket: in `data`, or a temporary one if that path is too long."""
+    """Return the folder of the socket: in `data`, or a temporary one if that path does not do."""
     inside = data.absolute() / "socket"
-    if len(os.fsencode(inside)) <= _MAX_SOCKET_DIR_BYTES:
+    if _is_socket_path(inside):
         return inside
     name = f"rooms-{os.geteuid()}-{hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]}"
     temporary = Path(tempfile.gettempdir()).absolute() / name
-    if len(os.fsencode(temporary)) <= _MAX_SOCKET_DIR_BYTES:
+    if _is_socket_path(temporary):
         return temporary
     return Path("/tmp") / name  # noqa: S108 - a short path, whose owner `make_socket_dir` checks
+
+
+def _is_socket_path(folder: Path) -> bool:
+    """Return whether the path is short enough, and one for PostgreSQL: a comma begins another."""
+    return len(os.fsencode(folder)) <= _MAX_SOCKET_DIR_BYTES and "," not in str(folder)
 
 
 def make_socket_dir(folder: Path, run_as: RunAs) -> None:

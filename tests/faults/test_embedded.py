@@ -1,5 +1,6 @@
 """Test the embedded PostgreSQL after kills, as every user, and in unusual folders."""
 
+import asyncio
 import os
 import pwd
 import signal
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine, text
 
+from rooms.db.connection import open_connection, sqlalchemy_url
 from rooms.local import (
     EmbeddedPostgres,
     InitialisationError,
@@ -221,6 +224,28 @@ def test_long_path_moves_the_socket_to_a_private_folder(tmp_path: Path) -> None:
     assert not folder.is_relative_to(data)
     assert folder.stat().st_mode & 0o077 == 0
     folder.rmdir()
+
+
+async def open_and_close(url: str) -> None:
+    async with open_connection(url, name="rooms test"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["a, b", "a b", "'%20\"#?&=+"])
+def test_server_starts_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    data = tmp_path / name
+    with temporary_postgres(data) as url:
+        keep_a_row(url, 1)
+        engine = create_engine(sqlalchemy_url(url))
+        try:
+            with engine.connect() as connection:
+                assert connection.scalar(text("SELECT count(*) FROM kept")) == 1
+        finally:
+            engine.dispose()
+        asyncio.run(open_and_close(url))
+    folder = postgres.socket_dir(data)
+    if not folder.is_relative_to(data):
+        folder.rmdir()
 
 
 def test_symlink_as_socket_folder_is_refused(tmp_path: Path) -> None:
