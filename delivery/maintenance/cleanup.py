@@ -5,10 +5,12 @@ Each function is one run of a task of `service.py`. It calls `should_continue` b
 
 import logging
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import Final, TypeVar
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.task import ShouldContinue
@@ -18,6 +20,7 @@ from rooms.db.connection import transaction
 from rooms.db.queue.relay import existing_subscriptions
 from rooms.db.retention.cleanup import delete_dead_writers, delete_expired_keys
 from rooms.db.retention.partitions import (
+    SHORT_LOCKS,
     MissingDay,
     add_exclusion,
     create_partitions,
@@ -35,14 +38,6 @@ _log = logging.getLogger(__name__)
 
 KEY_BATCH: Final = 5000
 WRITER_BATCH: Final = 1000
-
-# Creating a partition locks the table; while it waits for a long query, every publish waits for it.
-_SHORT_LOCKS: Final = (
-    text("SET LOCAL lock_timeout = '300ms'"),
-    text("SET LOCAL statement_timeout = '2s'"),
-    # A process that is suspended in between would block every publish.
-    text("SET LOCAL idle_in_transaction_session_timeout = '2s'"),
-)
 
 _T = TypeVar("_T")
 
@@ -126,16 +121,26 @@ async def create_partitions_ahead(
     await _in_transaction(engine, drop_exclusions)
     now = clock.now()
     days = await _in_transaction(engine, partial(missing_days, now=now), short_locks=False)
+    failure: DBAPIError | None = None
     for day in days:
         if not should_continue():
-            return
-        large = await _in_transaction(engine, default_partition_bytes) > MAX_DEFAULT_PARTITION_BYTES
-        # Rows of a day that has begun may arrive at any moment. It is not excluded, and its rows
-        # stay in the default partitions.
-        if not large:
-            await _in_transaction(engine, partial(create_partitions, day=day))
-        elif day.low > first_id(int(now.timestamp() * 1000)):
-            await _create_with_exclusion(engine, day)
+            break
+        try:
+            await _create_day(engine, day, now)
+        except DBAPIError as exc:  # something about this day: the next ones can be created
+            failure = failure or exc
+    if failure is not None:
+        raise failure
+
+
+async def _create_day(engine: AsyncEngine, day: MissingDay, now: datetime) -> None:
+    large = await _in_transaction(engine, default_partition_bytes) > MAX_DEFAULT_PARTITION_BYTES
+    # Rows of a day that has begun may arrive at any moment. It is not excluded, and its rows stay
+    # in the default partitions.
+    if not large:
+        await _in_transaction(engine, partial(create_partitions, day=day))
+    elif day.low > first_id(int(now.timestamp() * 1000)):
+        await _create_with_exclusion(engine, day)
 
 
 async def _create_with_exclusion(engine: AsyncEngine, day: MissingDay) -> None:
@@ -154,6 +159,6 @@ async def _in_transaction(
 ) -> _T:
     """Run `work` in a transaction; `short_locks` for one that other statements may wait for."""
     async with transaction(engine) as connection:
-        for setting in _SHORT_LOCKS if short_locks else ():
+        for setting in SHORT_LOCKS if short_locks else ():
             await connection.execute(setting)
         return await connection.run_sync(work)

@@ -33,8 +33,21 @@ STORAGE_OPTIONS: Final = {
     "deliveries": f"WITH (fillfactor = 50, {_AUTOVACUUM})",
     "log_entries": f"WITH ({_AUTOVACUUM})",
 }
-
-
+# A partition is created while every publish waits for its lock. So it is requested for a short time.
+SHORT_LOCKS: Final = (
+    text("SET LOCAL lock_timeout = '300ms'"),
+    text("SET LOCAL statement_timeout = '2s'"),
+    # A process that is suspended in between would block every publish.
+    text("SET LOCAL idle_in_transaction_session_timeout = '2s'"),
+)
+_PARTITION_BOUNDS: Final = re.compile(
+    r"FOR VALUES FROM \('([0-9a-f-]{36})'\) TO \('([0-9a-f-]{36})'\)"
+)
+_LIST_PARTITIONS: Final = """
+SELECT p.relname::text, c.relname::text, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i
+    JOIN pg_class p ON p.oid = i.inhparent JOIN pg_class c ON c.oid = i.inhrelid
+WHERE p.oid = ANY (ARRAY['messages', 'deliveries', 'log_entries']::regclass[])
+"""
 _PARTITION_KEYS: Final = {
     table: "message_id" if table == "log_entries" else "id" for table in STORAGE_OPTIONS
 }
@@ -69,25 +82,38 @@ def missing_days(
 ) -> Sequence[MissingDay]:
     """Return the days from today to `days_ahead` days on that lack partitions.
 
-    A day of which rows are already in a default partition can get no partition any more: it stays
+    Where the clock is behind, retention may have replaced such a day, or its whole month. A day of
+    which rows are already in a default partition can get no partition any more: it stays
     there, whole.
     """
     days = []
     today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    existing = set(connection.scalars(text("SELECT relname FROM pg_class WHERE relispartition")))
+    existing = _existing_bounds(connection)
     for day in (today + timedelta(days=ahead) for ahead in range(days_ahead + 1)):
         low, high = (first_id(int(at.timestamp() * 1000)) for at in (day, day + timedelta(days=1)))
-        named = {table: f"{table}_{day:%Y%m%d}" for table in STORAGE_OPTIONS}
         lacking = MissingDay(
             low=low,
             high=high,
-            partitions={table: name for table, name in named.items() if name not in existing},
+            partitions={
+                table: f"{table}_{day:%Y%m%d}"
+                for table in STORAGE_OPTIONS
+                if not any(begin < high and end > low for begin, end in existing[table])
+            },
         )
         if lacking.partitions and not any(
             _default_has_rows(connection, lacking, table) for table in lacking.partitions
         ):
             days.append(lacking)
     return days
+
+
+def _existing_bounds(connection: Connection) -> Mapping[str, Sequence[tuple[str, str]]]:
+    """Return the first id of each partition, and the first after it, by table."""
+    found: dict[str, list[tuple[str, str]]] = {table: [] for table in STORAGE_OPTIONS}
+    for table, _, bounds in connection.execute(text(_LIST_PARTITIONS)):
+        if (between := _PARTITION_BOUNDS.fullmatch(bounds)) is not None:
+            found[table].append((between[1], between[2]))
+    return found
 
 
 def _default_has_rows(connection: Connection, day: MissingDay, table: str) -> bool:
@@ -163,14 +189,6 @@ PARTITIONED_TABLES: Final[Mapping[str, str]] = {
 """The partitioned tables, and the column they are partitioned by."""
 
 _PARTITION_NAME: Final = re.compile(r"[a-z_]+_([0-9]{4}(?:[0-9]{2}){0,2})(?:_kept([0-9]+))?")
-_PARTITION_BOUNDS: Final = re.compile(
-    r"FOR VALUES FROM \('([0-9a-f-]{36})'\) TO \('([0-9a-f-]{36})'\)"
-)
-_LIST_PARTITIONS: Final = """
-SELECT p.relname::text, c.relname::text, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i
-    JOIN pg_class p ON p.oid = i.inhparent JOIN pg_class c ON c.oid = i.inhrelid
-WHERE p.oid = ANY (ARRAY['messages', 'deliveries', 'log_entries']::regclass[])
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from unittest import mock
 import psycopg
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance import cleanup
@@ -20,6 +21,7 @@ from rooms.db.retention.partitions import (
     missing_days,
     validate_exclusion,
 )
+from rooms.domain.ids import first_id
 from rooms.domain.state_machine import State
 from tests.support.installation import Installation
 from tests.support.old_messages import At, write
@@ -35,6 +37,10 @@ def always() -> bool:
 
 def day(ahead: int) -> datetime:
     return TODAY + timedelta(days=ahead)
+
+
+def midnight(ahead: int) -> datetime:
+    return day(ahead).replace(hour=0)
 
 
 @pytest.fixture
@@ -154,6 +160,34 @@ async def test_exclusions_of_a_dead_process_are_dropped(
         await create_partitions_ahead(engine, At(TODAY), always)
     await write(installation, await installation.subscribe(), State.DELIVERED, born=day(1))
     assert await kept_out(installation) == 0
+
+
+@pytest.mark.parametrize(("label", "low", "high"), [("20310511", 1, 2), ("203105", -9, 22)])
+async def test_a_day_within_what_retention_kept_needs_no_partition(
+    installation: Installation, engine: AsyncEngine, label: str, low: int, high: int
+) -> None:
+    """The clock is behind: a day or month that retention has replaced seems to be ahead."""
+    first, end = (first_id(int(midnight(ahead).timestamp() * 1000)) for ahead in (low, high))
+    for table in TABLES:
+        await installation.rows(
+            f"CREATE TABLE {table}_{label}_kept1 PARTITION OF {table}"
+            f" FOR VALUES FROM ('{first}') TO ('{end}')"
+        )
+    await create_partitions_ahead(engine, At(TODAY), always)
+    lacking = [
+        ahead for ahead, tables in (await made(installation, *range(8))).items() if not tables
+    ]
+    assert lacking == [ahead for ahead in range(8) if low <= ahead < high]
+
+
+async def test_a_day_that_cannot_be_made_does_not_prevent_the_next(
+    installation: Installation, engine: AsyncEngine
+) -> None:
+    await installation.rows(f"CREATE TABLE messages_{day(1):%Y%m%d} ()")
+    with pytest.raises(ProgrammingError, match="already exists"):
+        await create_partitions_ahead(engine, At(TODAY), always)
+    found = await made(installation, 0, 1, 2, 7)
+    assert found == {0: list(TABLES), 1: [], 2: list(TABLES), 7: list(TABLES)}
 
 
 async def test_a_day_is_made_whole_or_not_at_all(
