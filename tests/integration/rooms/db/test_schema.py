@@ -1,0 +1,99 @@
+"""Migrations beside transactions that hold locks: publishes go on, and the holder is named."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rooms.db import schema
+from rooms.db.connection import Connection, open_connection
+from rooms.db.schema import migrate
+from rooms.errors import StorageRefusedError
+from tests.support.installation import PATIENCE_S, Installation, until
+
+TABLES = ("deliveries", "log_entries", "messages")
+HOLDER = "a long dump"
+
+
+@pytest.fixture
+async def holder(database: str) -> AsyncIterator[Connection]:
+    """A session that holds a lock from its next transaction on."""
+    async with open_connection(database, name=HOLDER) as connection:
+        yield connection
+
+
+async def drop_last_day(installation: Installation) -> str:
+    """Drop the partitions of the last day ahead, and return their suffix."""
+    last = f"{datetime.now(UTC) + timedelta(days=7):%Y%m%d}"
+    for table in TABLES:
+        await installation.rows(f"DROP TABLE {table}_{last}")
+    return last
+
+
+async def test_publishes_go_on_while_a_migration_waits_for_a_lock(
+    installation: Installation,
+    database: str,
+    holder: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(schema, "_PAUSE_S", 0.2)
+    subscription = await installation.subscribe()
+    day = await drop_last_day(installation)
+    async with holder.transaction():
+        await holder.execute("LOCK TABLE messages_rest IN ACCESS SHARE MODE")
+        migrating = asyncio.create_task(asyncio.to_thread(migrate, database))
+
+        async def waits() -> bool:
+            return bool(
+                await installation.value(
+                    "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'"
+                    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+                )
+            )
+
+        await until(waits, "the migration to request its lock")
+        async with asyncio.timeout(PATIENCE_S):
+            await installation.publish(subscription)
+        assert not migrating.done()
+
+        async def is_logged() -> bool:
+            return HOLDER in caplog.text
+
+        await until(is_logged, "the holder to be named")
+    await migrating
+    for table in TABLES:
+        assert await installation.value("SELECT to_regclass(%s) IS NOT NULL", f"{table}_{day}")
+
+
+async def test_a_migration_gives_up_and_names_who_holds_the_lock(
+    database: str, holder: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with holder.transaction():
+        await holder.execute("LOCK TABLE alembic_version IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(StorageRefusedError, match=rf"{HOLDER}, idle in transaction\) is in a"):
+            await asyncio.to_thread(migrate, database, lock_wait_s=0)
+    await asyncio.to_thread(migrate, database, lock_wait_s=0)
+
+
+async def test_a_migration_that_waits_for_its_turn_keeps_no_snapshot(
+    installation: Installation, database: str, holder: Connection
+) -> None:
+    await holder.execute(f"SELECT pg_advisory_lock({schema._MIGRATION_LOCK})")
+    migrating = asyncio.create_task(asyncio.to_thread(migrate, database))
+    began: set[object] = set()
+
+    async def waits_between_statements() -> bool:
+        for session in await installation.rows(
+            "SELECT xact_start, backend_xmin, query_start FROM pg_stat_activity"
+            " WHERE datname = current_database() AND state = 'idle' AND query = 'COMMIT'"
+        ):
+            assert (session["xact_start"], session["backend_xmin"]) == (None, None)
+            began.add(session["query_start"])
+        return len(began) > 2
+
+    await until(waits_between_statements, "the migration to try again")
+    assert not migrating.done()
+    await holder.execute(f"SELECT pg_advisory_unlock({schema._MIGRATION_LOCK})")
+    await migrating
