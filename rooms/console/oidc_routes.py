@@ -20,7 +20,7 @@ from rooms.console.oidc import (
     ProviderAwayError,
 )
 from rooms.console.page import HOME, PUBLIC, Page, PageDep
-from rooms.console.session_cookie import cookies_of, is_secure
+from rooms.console.session_cookie import cookies_of, host_bound_name, is_secure
 from rooms.console.sign_in import enter, safe_path
 from rooms.db.authentication import client_block
 from rooms.db.catalog.organisations import Member, find_organisation, resolve_organisation
@@ -214,7 +214,8 @@ def _ended_cookie(page: Page, name: str) -> Cookie:
 
 def _cookie(page: Page, name: str, value: str, max_age_s: int) -> Cookie:
     return Cookie(
-        key=name,
+        # Another host of the domain could set a cookie of a plain name, with a sign-in of its own.
+        key=host_bound_name(scope, name),
         value=value,
         path=_COOKIES_PATH,
         max_age=max_age_s,
@@ -227,7 +228,8 @@ def _cookie(page: Page, name: str, value: str, max_age_s: int) -> Cookie:
 
 def _open(page: Page, name: str, kind: type[Any]) -> Any:
     """Return what a sealed cookie holds; None: it is missing, or was not sealed here."""
-    text = cookies_of(page.request.scope).get(name, "")
+    scope = page.request.scope
+    text = cookies_of(scope).get(host_bound_name(scope, name), "")
     if not text or len(text) > _MAX_SEALED:
         return None
     try:

@@ -114,6 +114,50 @@ async def test_the_cookie_of_an_attempt_shows_nothing(
 async def test_an_answer_without_its_attempt_is_refused(
     browser: Browser, provider: ScriptedProvider
 ) -> None:
+async def test_no_other_host_of_the_domain_can_set_the_cookies(
+    browser: Browser, provider: ScriptedProvider
+) -> None:
+    """Check that a cookie of a plain name, which such a host can set, begins nothing over HTTPS."""
+    https = {"X-Forwarded-Proto": "https"}
+    provider.claims = {"groups": ["both", "ops"]}
+    sent = await browser.http.get("/console/oidc/start", headers=https)
+    begun = sent.headers["set-cookie"]
+    assert begun.startswith("__Host-rooms_oidc=")
+    assert all(part in begun for part in ("Path=/;", "Secure", "HttpOnly"))
+    assert "domain" not in begun.lower()
+    answer = provider.authorize(sent.headers["location"])
+    prefixed = begun.partition(";")[0]
+    browser.http.cookies.clear()
+
+    async def come_back_with(cookie: str) -> httpx.Response:
+        headers = {"Cookie": cookie, **https}
+        done = await browser.http.get("/console/oidc/callback", params=answer, headers=headers)
+        browser.http.cookies.clear()
+        return done
+
+    assert (await come_back_with(prefixed.removeprefix("__Host-"))).status_code == 403
+    done = await come_back_with(prefixed)
+    assert done.status_code == 200
+    (choice,) = [
+        one
+        for one in done.headers.get_list("set-cookie")
+        if one.startswith("__Host-rooms_oidc_choice=")
+    ]
+    assert "Path=/;" in choice
+    assert any(
+        one.startswith('__Host-rooms_oidc="";') for one in done.headers.get_list("set-cookie")
+    )
+    sealed = choice.partition(";")[0]
+    for cookie, status in ((sealed.removeprefix("__Host-"), 403), (sealed, 303)):
+        chosen = await browser.http.post(
+            "/console/oidc/organisation",
+            data={"organisation": "other"},
+            headers={"Origin": BASE, "Sec-Fetch-Site": "same-origin", "Cookie": cookie, **https},
+        )
+        browser.http.cookies.clear()
+        assert chosen.status_code == status
+
+
     """Check another browser, a cookie that was changed, and an answer that comes twice."""
     sent = await begin(browser)
     answer = provider.authorize(sent.headers["location"])
