@@ -127,6 +127,10 @@ async def test_signing_keys_are_registered_and_revoked(browser: Browser) -> None
     assert ("jwk", "not json") in refused.form(SIGNING).fields
     private = {**generate_key("EdDSA").public.to_jwk(), "d": "secret"}
     assert (await browser.submit(refused, SIGNING, jwk=json.dumps(private))).status == 422
+    for strange in (r'{"kty": "\ud800"}', "[" * 1200 + "]" * 1200, ""):
+        refused = await browser.submit(refused, SIGNING, jwk=strange)
+        assert refused.status == 422, strange
+        assert "<code>jwk</code>" in refused.html
     jwk = generate_key("ES256").public.to_jwk()
     page = await browser.submit(refused, SIGNING, jwk=json.dumps(jwk))
     assert "The key is registered" in page.text
