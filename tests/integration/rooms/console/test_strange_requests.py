@@ -136,6 +136,11 @@ async def test_what_a_form_showed_may_be_anything(browser: Browser, shown: str) 
         "/console/administration/usage?until=0001-01-01T00:00",
         "/console/administration/usage?since=9999-12-31T23:59&until=9999-12-31T23:59",
         "/console/administration/usage?since=0001-01-01T00:00%2B14:00",
+        "/console/administration/usage?until=2026-01-01T00:00:00z",
+        "/console/administration/usage?since=2026-01-01t00:00:00z&until=2026-01-02T00:00:00z",
+        "/console/administration/usage?until=2026-01-01T00:00:00.123456789z",
+        "/console/administration/usage?until=0001-01-01T00:00:00z",
+        "/console/administration/journal?until=2026-01-01T00:00:00z",
     ],
 )
 async def test_the_ends_of_time_are_answered(browser: Browser, path: str) -> None:
