@@ -159,7 +159,7 @@ class DryRunResponse(Struct, kw_only=True):
     """Describe what would be moved: the number, by reason, and the first ones.
 
     A shovel leaves those that returned too often (`too_often`) and ends those that `expired`; a
-    purge ends all.
+    purge ends all. A request with this `until` moves none that was sidelined later.
     """
 
     would_move: int
@@ -167,6 +167,7 @@ class DryRunResponse(Struct, kw_only=True):
     sample: list[SidelinedDeliveryResponse]
     too_often: int
     expired: int
+    until: datetime
 
 
 _JOB_OR_DRY_RUN: Final = {
@@ -355,16 +356,18 @@ async def _create_job(
 async def _dry_run(
     connection: AsyncConnection, found: Subscription, request: ShovelRequest, kind: JobKind
 ) -> DryRunResponse:
+    until = await records.end_of_preview(connection, request.selection)
+    selection = replace(request.selection, until=until)
     if kind is JobKind.SHOVEL_SIDELINE:
         most, sideline_filter = (
             request.max_shovels,
-            replace(request.selection, shovelable_below=request.max_shovels),
+            replace(selection, shovelable_below=request.max_shovels),
         )
         preview = await records.preview_shovel(
-            connection, found.room_id, found.id, request.selection, max_shovels=most
+            connection, found.room_id, found.id, selection, max_shovels=most
         )
     else:
-        sideline_filter = request.selection
+        sideline_filter = selection
         summary = await records.sideline_summary(
             connection, found.room_id, found.id, sideline_filter
         )
@@ -378,6 +381,7 @@ async def _dry_run(
         sample=[_to_sidelined_response(one) for one in sample],
         too_often=preview.too_often,
         expired=preview.expired,
+        until=until,
     )
 
 

@@ -231,6 +231,8 @@ def purge(
             f"Delete {preview['would_move']} deliveries in the sideline of {found['name']!r}?",
             yes=yes or confirm is not None,
         )
+        # What is sidelined while the question is open was not counted in it.
+        body["until"] = preview["until"]
         answer = client.call("POST", path, json=body, params={"confirm": found["name"]})
         show_accepted_job(session, client, answer, follow=follow)
 

@@ -148,15 +148,22 @@ def find_examples(schema: Any) -> list[Any]:
     return [*listed, *([schema["example"]] if "example" in schema else [])][:10]
 
 
-def parse_json(form: Form, field: str) -> Any:
-    """Return the JSON that was typed into a field. ApiProblemError: it is none."""
+def parse_json(form: Form, field: str) -> msgspec.Raw:
+    """Return the JSON that was typed into a field, with its bytes.
+
+    ApiProblemError: it is none, or nested too deeply to be read.
+    """
+    text = form.raw(field).strip().encode()
     try:
-        return msgspec.json.decode(form.raw(field).encode())
+        msgspec.json.decode(text)
+    except RecursionError as exc:
+        raise field_problem(field, "is nested too deeply") from exc
     except msgspec.DecodeError as exc:
         raise field_problem(field, f"is not JSON: {exc}") from exc
+    return msgspec.Raw(text)
 
 
-def _schema(form: Form) -> Any:
+def _schema(form: Form) -> msgspec.Raw | None:
     return parse_json(form, "schema") if form.text("schema") else None
 
 

@@ -31,6 +31,10 @@ class Kind(Enum):
     """A set of boxes."""
     NUMBERS = auto()
     """Whole numbers, separated by commas."""
+    LINES = auto()
+    """Texts, one a line."""
+    NUMBER_LINES = auto()
+    """Whole numbers, one a line."""
     INTERESTS = auto()
     """Event types, one a line, with versions after the name: `order.made 1, 2`."""
     HEADERS = auto()
@@ -123,8 +127,8 @@ def _to_text(kind: Kind, value: Any) -> str:
             return "on" if value else ""
         case Kind.YES_NO:
             return "yes" if value else "no"
-        case Kind.MANY:
-            return "\n".join(sorted(value))
+        case Kind.MANY | Kind.LINES | Kind.NUMBER_LINES:
+            return "\n".join(map(str, sorted(value) if kind is Kind.MANY else value))
         case Kind.NUMBERS:
             return ", ".join(map(str, value))
         case Kind.INTERESTS:
@@ -135,7 +139,8 @@ def _to_text(kind: Kind, value: Any) -> str:
         case Kind.HEADERS:
             return "\n".join(f"{name}: {text}" for name, text in value.items())
         case Kind.NUMBER:
-            return f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
+            is_whole = isinstance(value, float) and value.is_integer()
+            return str(int(value) if is_whole else value)
         case Kind.TEXT:
             return str(value)
 
@@ -151,8 +156,10 @@ def _read(field: Field, form: Form) -> Any:
             return sorted(form.many(field.name))
         case Kind.NUMBER:
             return form.number(field.name)
-        case Kind.NUMBERS:
+        case Kind.NUMBERS | Kind.NUMBER_LINES:
             return [whole_number(part) for part in form.lines(field.name)] or None
+        case Kind.LINES:
+            return form.lines(field.name) or None
         case Kind.INTERESTS:
             lines = [line.strip() for line in form.raw(field.name).split("\n") if line.strip()]
             return [_interest(line) for line in lines] or None

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from rooms.console.page import Page
 
 CORRECTABLE: Final = frozenset({409, 422})
@@ -27,12 +29,20 @@ def to_utc(page: Page, text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        moment = datetime.fromisoformat(text)
+        moment = _parse_time(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=page.format.zone)
         return moment.astimezone(UTC).isoformat()
     except (ValueError, OverflowError):
         return text
+
+
+def _parse_time(text: str) -> datetime:
+    """Return a time as browsers write it, or as the API reads it. ValueError."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return msgspec.convert(text, datetime)
 
 
 def is_filtered(page: Page, names: Sequence[str]) -> bool:

@@ -7,12 +7,29 @@ from litestar.params import FromPath
 
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.fields import whole_number
-from rooms.console.form import Form
+from rooms.console.fields import (
+    SHOWN,
+    Field,
+    Kind,
+    read_changes,
+    read_fields,
+    shown_texts,
+    to_texts,
+    typed_texts,
+)
 from rooms.console.page import Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/keys"
-_LISTS: Final = ("rooms", "event_types", "subscriptions", "networks")
+FIELDS: Final = (
+    Field("name"),
+    Field("scopes", Kind.MANY),
+    Field("application"),
+    Field("expires_at"),
+    Field("rooms", Kind.NUMBER_LINES),
+    Field("event_types", Kind.LINES),
+    Field("subscriptions", Kind.LINES),
+    Field("networks", Kind.LINES),
+)
 DONE: Final = {
     "key-changed": "The key is changed; processes know it within a second.",
     "key-revoked": "The key is revoked for good.",
@@ -42,7 +59,7 @@ async def create_key(page: PageDep) -> Response[Any]:
     """Create a key, and show its text once."""
     form = await page.form()
     try:
-        made = await page.api.post("/keys", key_fields(form))
+        made = await page.api.post("/keys", read_fields(FIELDS, form))
     except ApiProblemError as exc:
         return _new(page, form.values(), form.many("scopes"), exc)
     return show_new_key(page, made, back=PATH)
@@ -56,21 +73,15 @@ async def show_key(page: PageDep, key_id: FromPath[str]) -> Response[str]:
 
 @post(f"{PATH}/{{key_id:str}}")
 async def change_key(page: PageDep, key_id: FromPath[str]) -> Response[Any]:
-    """Change what a key may do: only the fields that differ are sent."""
+    """Change what a key may do: only the fields that were changed are sent."""
     form = await page.form()
-    now = await page.api.get(f"/keys/{segment(key_id)}")
-    wanted = key_fields(form)
-    shown = _as_typed(now)
-    changes = {
-        name: value
-        for name, value in wanted.items()
-        if (sorted(value) != now["scopes"] if name == "scopes" else _typed(value) != shown[name])
-    }
+    page.require("admin")
+    changes = read_changes(FIELDS, form)
     try:
         if changes:
             await page.api.patch(f"/keys/{segment(key_id)}", changes)
     except ApiProblemError as exc:
-        return await _show(page, key_id, form.values(), form.many("scopes"), exc)
+        return await _show(page, key_id, typed_texts(FIELDS, form), form.raw(SHOWN), exc)
     return page.redirect(f"{PATH}/{segment(key_id)}", done="key-changed")
 
 
@@ -104,41 +115,14 @@ def show_new_key(page: Page, made: dict[str, Any], *, back: str) -> Response[str
     return page.render("key_created.html", http_status=201, made=made, back=back)
 
 
-def key_fields(form: Form) -> dict[str, Any]:
-    """Return the fields of a key as they were typed; null where a restriction is left out."""
-    fields: dict[str, Any] = {
-        "name": form.text("name") or "",
-        "scopes": form.many("scopes"),
-        "application": form.text("application"),
-        "expires_at": form.text("expires_at"),
-    }
-    fields |= {name: form.lines(name) or None for name in _LISTS}
-    if fields["rooms"] is not None:
-        fields["rooms"] = [whole_number(one) for one in fields["rooms"]]
-    return fields
-
-
 def in_seconds(value: float | str | None, unit_s: int) -> int | str | None:
     """Return a time in seconds; what is no number goes to the API, which refuses it."""
     return round(value * unit_s) if isinstance(value, int | float) else value
 
 
-def _typed(value: Any) -> str:
-    """Return a value as the form shows it."""
-    if value is None:
-        return ""
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _now(page: Page) -> str:
     """Return the time as the API writes times, to compare them."""
     return page.format.now.isoformat().replace("+00:00", "Z")
-
-
-def _as_typed(key: dict[str, Any]) -> dict[str, str]:
-    return {
-        name: _typed(key[name]) for name in ("name", "scopes", "application", "expires_at", *_LISTS)
-    }
 
 
 def _new(
@@ -151,17 +135,22 @@ async def _show(
     page: Page,
     key_id: str,
     values: dict[str, str] | None = None,
-    chosen: list[str] | None = None,
+    shown: str = "",
     error: ApiProblemError | None = None,
 ) -> Response[str]:
+    """`values`: what was typed into the form that `shown` describes; None: the key's own."""
     found = await page.api.get(f"/keys/{segment(key_id)}")
+    if values is None:
+        values = to_texts(FIELDS, found)
+        shown = shown_texts(values)
     return page.render(
         "key.html",
         refused=error,
         one=found,
         now=_now(page),
-        values=values or _as_typed(found),
-        chosen=chosen or found["scopes"],
+        values=values,
+        shown=shown,
+        chosen=values["scopes"].split("\n"),
     )
 
 

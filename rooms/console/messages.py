@@ -141,11 +141,12 @@ async def move(page: PageDep, message_id: FromPath[str]) -> Response[Any]:
 async def restore(page: PageDep, message_id: FromPath[str]) -> Response[Any]:
     """Begin to restore the deliveries of a message in some states, and show the job."""
     form = await page.form()
-    body = {"states": form.many("states")} if form.many("states") else {}
+    # An empty list, too, which the API refuses: without one it restores all that is unfinished.
+    states = form.many("states")
     try:
-        job = await page.api.post(f"/messages/{segment(message_id)}/restore", body)
+        job = await page.api.post(f"/messages/{segment(message_id)}/restore", {"states": states})
     except ApiProblemError as exc:
-        return await _show_refused(page, message_id, exc, {})
+        return await _show_refused(page, message_id, exc, {"states": "\n".join(states)})
     return page.redirect(f"{HOME}/jobs/{job['job_id']}")
 
 
@@ -191,6 +192,8 @@ async def _show(
     room = await page.optional(f"/rooms/{message['room_id']}")
     lines = _lines(deliveries["items"], journey["items"])
     states = message["states"]
+    typed = values or {}
+    ticked = typed["states"].split("\n") if "states" in typed else _UNFINISHED
     return page.render(
         "message.html",
         refused=error,
@@ -213,11 +216,9 @@ async def _show(
         waiting=sum(states.get(name, 0) for name in ("scheduled", "queued", "held")),
         in_flight=states.get("leased", 0),
         restorable=[
-            (name, count, name in _UNFINISHED)
-            for name, count in states.items()
-            if name in _RESTORABLE
+            (name, count, name in ticked) for name, count in states.items() if name in _RESTORABLE
         ],
-        values=values or {},
+        values=typed,
     )
 
 

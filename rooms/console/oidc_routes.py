@@ -1,7 +1,8 @@
 """Serve the pages by which people sign in at an OpenID Connect provider."""
 
+import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,14 +21,14 @@ from rooms.console.oidc import (
     ProviderAwayError,
 )
 from rooms.console.page import HOME, PUBLIC, Page, PageDep
-from rooms.console.session_cookie import cookies_of, is_secure
+from rooms.console.session_cookie import cookies_of, host_bound_name, is_secure
 from rooms.console.sign_in import enter, safe_path
 from rooms.db.authentication import client_block
 from rooms.db.catalog.organisations import Member, find_organisation, resolve_organisation
 from rooms.db.connection import transaction
 from rooms.db.secrets import Cipher
 from rooms.domain.ids import OrganisationId
-from rooms.domain.role import Role, roles_of, scopes_of
+from rooms.domain.role import GroupRoles, Role, roles_of, scopes_of
 from rooms.domain.sharing import OrganisationStatus
 from rooms.errors import ForbiddenError, RateLimitedError
 from rooms.settings import Settings
@@ -44,6 +45,8 @@ _ATTEMPT_S: Final = 600
 _CHOICE_S: Final = 300
 _MAX_SEALED: Final = 4000
 """Characters of a cookie; browsers keep about 4,096."""
+_MAX_TARGET: Final = 1024
+"""Bytes of the page to go on to: it is in both cookies."""
 _HTTP_FORBIDDEN: Final = 403
 _HTTP_UNAVAILABLE: Final = 503
 
@@ -53,8 +56,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: str
     name: str
-    roles: dict[str, list[Role]]
-    """By the names of organisations."""
+    entries: bytes
+    """Those of `ROOMS_OIDC_ROLES` that apply, a bit for each: a person may have hundreds."""
+    setting: bytes
+    """The digest of `ROOMS_OIDC_ROLES`: in another setting, the bits would give other roles."""
     target: str
     expires_at: int
 
@@ -84,10 +89,11 @@ def open_oidc(services: ApiServices) -> OidcSignIn:
 @get(START_PATH, opt={PUBLIC: True}, status_code=303)
 async def start_oidc(page: PageDep) -> Response[Any]:
     """Send the browser to the provider."""
+    target = safe_path(page.query("to"))
+    if len(msgspec.json.encode(target)) > _MAX_TARGET:
+        target = HOME
     try:
-        address, attempt = await _parts(page).client.start(
-            safe_path(page.query("to")), expires_s=_ATTEMPT_S
-        )
+        address, attempt = await _parts(page).client.start(target, expires_s=_ATTEMPT_S)
     except OidcError as exc:
         return _refused(page, exc)
     answer = Redirect(address, status_code=303)
@@ -120,12 +126,13 @@ async def finish_oidc(page: PageDep) -> Response[Any]:
     choice = Choice(
         subject=person.subject,
         name=person.name,
-        roles={member.name: sorted(roles) for member, roles in offered},
+        entries=_to_bits([one.applies_to(person.groups) for one in parts.group_roles]),
+        setting=_digest(parts.group_roles),
         target=attempt.target,
         expires_at=page.parts.services.clock.now_ms() // 1000 + _CHOICE_S,
     )
     answer: Response[Any] = page.render(
-        "oidc_organisation.html", names=sorted(choice.roles), person=person.name
+        "oidc_organisation.html", names=[member.name for member, _ in offered], person=person.name
     )
     answer.set_cookie(_ended_cookie(page, _ATTEMPT))
     answer.set_cookie(_sealed_cookie(page, _CHOICE, choice, _CHOICE_S))
@@ -140,14 +147,35 @@ async def choose_organisation(page: PageDep) -> Response[Any]:
     choice = _open(page, _CHOICE, Choice)
     now_s = page.parts.services.clock.now_ms() // 1000
     name = form.text("organisation") or ""
-    if choice is None or choice.expires_at <= now_s or name not in choice.roles:
+    roles_by_name = {} if choice is None else _roles_of(choice, _parts(page).group_roles)
+    if choice is None or choice.expires_at <= now_s or name not in roles_by_name:
         return _refused(page, OidcError("the sign-in took too long; begin again"))
-    offered = await _organisations(page, {name: frozenset(choice.roles[name])})
+    offered = await _organisations(page, {name: roles_by_name[name]})
     if not offered:
         return _refused(page, OidcError("this organisation has been deleted"))
     ((member, roles),) = offered
     person = Identity(subject=choice.subject, name=choice.name, groups=frozenset())
     return await _enter(page, member, roles, person, choice.target)
+
+
+def _roles_of(choice: Choice, group_roles: Sequence[GroupRoles]) -> Mapping[str, frozenset[Role]]:
+    """Return the roles by the names of organisations; none if the setting has changed since."""
+    if choice.setting != _digest(group_roles):
+        return {}
+    bits = int.from_bytes(choice.entries, "little")
+    chosen = [one for place, one in enumerate(group_roles) if bits >> place & 1]
+    return roles_of(chosen, [one.group for one in chosen])
+
+
+def _to_bits(flags: Sequence[bool]) -> bytes:
+    number = sum(flag << place for place, flag in enumerate(flags))
+    return number.to_bytes((len(flags) + 7) // 8, "little")
+
+
+def _digest(group_roles: Sequence[GroupRoles]) -> bytes:
+    """Return the same for the same setting in every process."""
+    entries = [(one.group, one.organisation, sorted(one.roles)) for one in group_roles]
+    return hashlib.sha256(msgspec.json.encode(entries)).digest()
 
 
 async def _enter(
@@ -213,13 +241,15 @@ def _ended_cookie(page: Page, name: str) -> Cookie:
 
 
 def _cookie(page: Page, name: str, value: str, max_age_s: int) -> Cookie:
+    scope = page.request.scope
     return Cookie(
-        key=name,
+        # Another host of the domain could set a cookie of a plain name, with a sign-in of its own.
+        key=host_bound_name(scope, name),
         value=value,
-        path=_COOKIES_PATH,
+        path="/" if is_secure(scope) else _COOKIES_PATH,
         max_age=max_age_s,
         httponly=True,
-        secure=is_secure(page.request.scope),
+        secure=is_secure(scope),
         # The provider sends the browser back by a link, which a strict cookie would not follow.
         samesite="lax",
     )
@@ -227,7 +257,8 @@ def _cookie(page: Page, name: str, value: str, max_age_s: int) -> Cookie:
 
 def _open(page: Page, name: str, kind: type[Any]) -> Any:
     """Return what a sealed cookie holds; None: it is missing, or was not sealed here."""
-    text = cookies_of(page.request.scope).get(name, "")
+    scope = page.request.scope
+    text = cookies_of(scope).get(host_bound_name(scope, name), "")
     if not text or len(text) > _MAX_SEALED:
         return None
     try:

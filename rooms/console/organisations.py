@@ -8,18 +8,33 @@ from litestar.params import FromPath
 from rooms.console.administration import JOBS_PATH
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.keys import key_fields, show_new_key
+from rooms.console.fields import (
+    SHOWN,
+    Field,
+    Kind,
+    read_changes,
+    read_fields,
+    shown_texts,
+    to_texts,
+    typed_texts,
+)
+from rooms.console.keys import FIELDS as KEY_FIELDS
+from rooms.console.keys import show_new_key
 from rooms.console.page import Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/organisations"
-QUOTAS: Final = (
-    "messages_per_s",
-    "messages_per_day",
-    "bytes_per_day",
-    "payload_bytes",
-    "stored_messages",
-    "subscriptions",
-    "expiration_ms",
+FIELDS: Final = (Field("name"), Field("member_id"), Field("contact"))
+QUOTAS: Final = tuple(
+    Field(name, Kind.NUMBER)
+    for name in (
+        "messages_per_s",
+        "messages_per_day",
+        "bytes_per_day",
+        "payload_bytes",
+        "stored_messages",
+        "subscriptions",
+        "expiration_ms",
+    )
 )
 DONE: Final = {
     "organisation-created": "The organisation is created. Its first key lets it begin.",
@@ -54,14 +69,7 @@ async def create_organisation(page: PageDep) -> Response[Any]:
     """Create an organisation."""
     form = await page.form()
     try:
-        made = await page.api.post(
-            "/organisations",
-            {
-                "name": form.text("name") or "",
-                "member_id": form.text("member_id"),
-                "contact": form.text("contact"),
-            },
-        )
+        made = await page.api.post("/organisations", read_fields(FIELDS, form))
     except ApiProblemError as exc:
         return _new(page, form.values(), exc)
     return page.redirect(f"{PATH}/{made['id']}", done="organisation-created")
@@ -75,17 +83,15 @@ async def show_organisation(page: PageDep, organisation_id: FromPath[str]) -> Re
 
 @post(f"{PATH}/{{organisation_id:str}}")
 async def change_organisation(page: PageDep, organisation_id: FromPath[str]) -> Response[Any]:
-    """Change its name, member id and contact."""
+    """Change what was changed of its name, member id and contact."""
     form = await page.form()
-    fields = {
-        "name": form.text("name") or "",
-        "member_id": form.text("member_id"),
-        "contact": form.text("contact"),
-    }
     try:
-        await page.api.patch(f"/organisations/{segment(organisation_id)}", fields)
+        await page.api.patch(
+            f"/organisations/{segment(organisation_id)}", read_changes(FIELDS, form)
+        )
     except ApiProblemError as exc:
-        return await _show(page, organisation_id, "fields", form.values(), exc)
+        typed = typed_texts(FIELDS, form)
+        return await _show(page, organisation_id, "fields", typed, exc, shown=form.raw(SHOWN))
     return page.redirect(_path(organisation_id), done="organisation-changed")
 
 
@@ -129,15 +135,15 @@ async def delete_organisation(page: PageDep, organisation_id: FromPath[str]) -> 
 
 @post(f"{PATH}/{{organisation_id:str}}/quotas")
 async def change_quotas(page: PageDep, organisation_id: FromPath[str]) -> Response[Any]:
-    """Set its limits; an empty field removes one."""
+    """Set the limits that were changed; an emptied field removes one."""
     form = await page.form()
     try:
         await page.api.patch(
-            f"/organisations/{segment(organisation_id)}/quotas",
-            {name: form.number(name) for name in QUOTAS},
+            f"/organisations/{segment(organisation_id)}/quotas", read_changes(QUOTAS, form)
         )
     except ApiProblemError as exc:
-        return await _show(page, organisation_id, "quotas", form.values(), exc)
+        typed = typed_texts(QUOTAS, form)
+        return await _show(page, organisation_id, "quotas", typed, exc, shown=form.raw(SHOWN))
     return page.redirect(_path(organisation_id), done="quotas-changed")
 
 
@@ -147,7 +153,7 @@ async def create_key(page: PageDep, organisation_id: FromPath[str]) -> Response[
     form = await page.form()
     try:
         made = await page.api.post(
-            f"/organisations/{segment(organisation_id)}/keys", key_fields(form)
+            f"/organisations/{segment(organisation_id)}/keys", read_fields(KEY_FIELDS, form)
         )
     except ApiProblemError as exc:
         return await _show(
@@ -171,24 +177,27 @@ async def _show(
     typed: dict[str, str] | None = None,
     error: ApiProblemError | None = None,
     *,
+    shown: str = "",
     chosen: list[str] | None = None,
 ) -> Response[str]:
-    """Render the page, with what was typed into one of its forms, and the problem with it."""
+    """Render the page, with what was typed into one of its forms, and the problem with it.
+
+    `shown`: what that form showed; `chosen`: the scopes that were ticked.
+    """
     found = await page.api.get(f"/organisations/{segment(organisation_id)}")
     quotas = await page.api.get(f"/organisations/{segment(organisation_id)}/quotas")
     values: dict[str, dict[str, Any]] = {
-        "fields": {name: found[name] or "" for name in ("name", "member_id", "contact")},
-        "quotas": {
-            name: "" if quotas["limits"][name] is None else quotas["limits"][name]
-            for name in QUOTAS
-        },
+        "fields": to_texts(FIELDS, found),
+        "quotas": to_texts(QUOTAS, quotas["limits"]),
         "suspend": {},
         "delete": {},
         "key": {},
     }
+    shown_by = {name: shown_texts(values[name]) for name in ("fields", "quotas")}
     wrong: dict[str, dict[str, str]] = {name: {} for name in values}
     if form is not None and error is not None:
         values[form] = dict(typed or {})
+        shown_by[form] = shown
         wrong[form] = error.fields
     return page.render(
         "organisation.html",
@@ -196,9 +205,10 @@ async def _show(
         one=found,
         quotas=quotas,
         values=values,
+        shown=shown_by,
         wrong=wrong,
         open_form=form,
-        chosen=chosen or ["admin"],
+        chosen=["admin"] if chosen is None else chosen,
         is_own=organisation_id == page.me.organisation_id,
     )
 

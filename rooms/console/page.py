@@ -235,15 +235,20 @@ class Page:
                 return None
             raise
 
-    def redirect(self, path: str, *, done: str | None = None) -> Redirect:
-        """Send the browser to another page of the console; `done` names what was done.
+    def redirect(
+        self, path: str, *, done: str | None = None, refused: str | None = None
+    ) -> Redirect:
+        """Send the browser to another page of the console.
 
-        A page of a portal leads to the same page of the portal.
+        `done` names what was done, `refused` why nothing was. A page of a portal leads to the same
+        page of the portal.
         """
         if self.is_portal and not is_portal_path(path.partition("?")[0]):
             path = PORTAL + path.removeprefix(HOME)
-        if done is not None:
-            path = f"{path}{'&' if '?' in path else '?'}{urlencode({'done': done})}"
+        said = {"done": done, "refused": refused}
+        given = {name: code for name, code in said.items() if code is not None}
+        if given:
+            path = f"{path}{'&' if '?' in path else '?'}{urlencode(given)}"
         return Redirect(path, status_code=303)
 
     def _common(self) -> dict[str, Any]:
@@ -268,6 +273,7 @@ class Page:
             "root": self.root,
             "query": self.request.query_params,
             "done": self.query("done"),
+            "refused": self.query("refused"),
             "problem": None,
             "with_query": lambda **changes: with_query(
                 path, self.request.scope["query_string"].decode("latin-1"), changes
@@ -282,7 +288,8 @@ PageDep = NamedDependency[SkipValidation[Page]]
 def with_query(path: str, present: str, changes: Mapping[str, Any]) -> str:
     """Return the address of a page with parameters changed; None removes one."""
     values: dict[str, Any] = {**dict(parse_qsl(present)), **changes}
-    values.pop("done", None)
+    for said_once in ("done", "refused"):
+        values.pop(said_once, None)
     kept = {name: value for name, value in values.items() if value not in {None, ""}}
     return f"{path}?{urlencode(kept)}" if kept else path
 

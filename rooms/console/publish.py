@@ -8,7 +8,7 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError
-from rooms.console.event_types import field_problem, find_examples, page_json
+from rooms.console.event_types import find_examples, page_json, parse_json
 from rooms.console.fields import typed_time
 from rooms.console.form import Form
 from rooms.console.page import Page, PageDep
@@ -85,11 +85,7 @@ async def _check(page: Page, room: dict[str, Any], body: bytes) -> dict[str, Any
 
 def _body(page: Page, form: Form) -> bytes:
     """Return the request; its payload keeps its bytes. ApiProblemError: the payload is no JSON."""
-    payload = form.raw("payload").strip().encode()
-    try:
-        msgspec.json.decode(payload)
-    except msgspec.DecodeError as exc:
-        raise field_problem("payload", f"is not JSON: {exc}") from exc
+    payload = parse_json(form, "payload")
     lines = [line for line in form.raw("headers").split("\n") if line.strip()]
     pairs = (line.partition(":") for line in lines)
     given: dict[str, Any] = {
@@ -100,7 +96,7 @@ def _body(page: Page, form: Form) -> bytes:
     }
     body = {name: value for name, value in given.items() if value is not None}
     body.setdefault("event_type", "")
-    return msgspec.json.encode(body | {"payload": msgspec.Raw(payload)})
+    return msgspec.json.encode(body | {"payload": payload})
 
 
 async def _form(

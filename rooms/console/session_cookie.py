@@ -53,7 +53,9 @@ def cookies_of(scope: Mapping[str, Any]) -> dict[str, str]:
     for name, value in scope["headers"]:
         if name == b"cookie" and len(value) <= MAX_COOKIES:
             for part in value.decode("latin-1").split(";"):
-                key, _, text = part.strip().partition("=")
+                # Only what a browser does not count as part of a name (RFC 6265, 5.2): with other
+                # spaces before it, a name passes for one that another host may not set.
+                key, _, text = part.strip(" \t").partition("=")
                 found.setdefault(key, text)
     return found
 
@@ -89,9 +91,16 @@ def preference_cookie(scope: Mapping[str, Any], name: str, value: str, *, max_ag
     return kind(key=f"rooms_{name}", value=value, path=path, max_age=max_age_s, **fields)
 
 
-def _cookie_name(scope: Mapping[str, Any]) -> str:
-    name = PORTAL_NAME if is_portal_path(scope["path"]) else NAME
+def host_bound_name(scope: Mapping[str, Any], name: str) -> str:
+    """Return the name of a cookie that, with HTTPS, no other host of the domain can set.
+
+    Its path must be `/`.
+    """
     return _SECURE_PREFIX + name if is_secure(scope) else name
+
+
+def _cookie_name(scope: Mapping[str, Any]) -> str:
+    return host_bound_name(scope, PORTAL_NAME if is_portal_path(scope["path"]) else NAME)
 
 
 def _kind_of_cookie(scope: Mapping[str, Any]) -> tuple[type[Cookie], dict[str, Any]]:

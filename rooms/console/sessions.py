@@ -1,9 +1,12 @@
 """Begin, extend and end sessions; each sign-in and sign-out is an entry of the journal."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.changes import make_entry
 from rooms.api.deps import ApiServices
@@ -77,22 +80,24 @@ class Sessions:
         """Begin the session of a link of this kind. UnauthenticatedError, RateLimitedError."""
         if not self._links.take(client_block(scope.get("client"))):
             raise RateLimitedError("too many links were tried from this address")
+        # One transaction, because a link that begins no session must not be used up.
         async with transaction(self._services.engine) as connection:
             link = await records.use_link(connection, token, kind)
-        if link is None:
-            raise UnauthenticatedError(
-                "this link is used up, or has expired; `rooms sign-in` makes another one"
+            if link is None:
+                raise UnauthenticatedError(
+                    "this link is used up, or has expired; `rooms sign-in` makes another one"
+                )
+            return await self.begin(
+                scope,
+                organisation=link.organisation_id,
+                name=link.name,
+                scopes=link.scopes,
+                restrictions=link.columns,
+                ends_at=link.session_end(self._services.clock.now()),
+                by=link.kind.value,
+                maker=link.maker,
+                within=connection,
             )
-        return await self.begin(
-            scope,
-            organisation=link.organisation_id,
-            name=link.name,
-            scopes=link.scopes,
-            restrictions=link.columns,
-            ends_at=link.session_end(self._services.clock.now()),
-            by=link.kind.value,
-            maker=link.maker,
-        )
 
     async def begin(
         self,
@@ -107,11 +112,13 @@ class Sessions:
         parent: KeyId | None = None,
         presented: bytes | None = None,
         maker: KeyId | None = None,
+        within: AsyncConnection | None = None,
     ) -> StartedSession:
         """Begin a session and write it into the journal.
 
         `by`: how the person signed in. `parent`: the key that was presented, and the hash of its
-        text; the session has what this key may do. `maker`: the key that made the link.
+        text; the session has what this key may do. `maker`: the key that made the link. `within`:
+        the connection of a transaction that the caller commits; None: one of its own.
         UnauthenticatedError: the key has just ended, or the maker may do less than the link.
         """
         services = self._services
@@ -119,7 +126,8 @@ class Sessions:
         text = new_key(services.random)
         granted = frozenset(scopes)
         identity = KeyId(services.ids.generate_global(services.clock.now_ms()))
-        async with transaction(services.engine) as connection:
+        own = transaction(services.engine) if within is None else nullcontext(within)
+        async with own as connection:
             session = await records.create_session(
                 connection,
                 new_id=identity,

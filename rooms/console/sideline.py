@@ -1,15 +1,17 @@
 """Show what failed for good, and bring it back: sidelines, shovels, purges and schedules."""
 
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from litestar import Response, get, post
 from litestar.params import FromPath
+from litestar.response import Redirect
 
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.conditions import find_unwell
 from rooms.console.fields import whole_number
-from rooms.console.filters import CORRECTABLE, is_filtered, read_filters
+from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
 from rooms.console.form import Form
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.subscriptions import find_subscription
@@ -20,6 +22,10 @@ _ONE: Final = ("since", "until", "reason", "event_type", "error")
 _KEYS: Final = ("correlation_id", "ordering_key", "business_key")
 FILTERS: Final = (*_ONE, *_KEYS)
 _SELECTED: Final = "delivery_id"
+_BY_ID: Final = "chosen"
+"""The hidden field of the list's form: only ticked deliveries are meant, never all."""
+_BEFORE: Final = "sidelined_before"
+"""The hidden field with the end of what the preview counted: what is sidelined later stays."""
 _MAX_SELECTED: Final = 200
 _MAX_CALLS: Final = 3
 """A list may have empty parts, because a call of the API looks at a bounded number of rows."""
@@ -37,6 +43,7 @@ _REASONS: Final = (
 DONE: Final = {
     "shovel-scheduled": "The sideline is shoveled at this interval from now on.",
     "schedule-ended": "The schedule has ended. A shovel that runs completes.",
+    "none-chosen": "Choose at least one delivery.",
 }
 
 
@@ -73,6 +80,7 @@ async def show_sideline(page: PageDep, subscription_id: FromPath[str]) -> Respon
         filtered=is_filtered(page, FILTERS),
         more_filters=is_filtered(page, _KEYS),
         selection=_chosen_query(page),
+        kept=_list_query(page),
         values={"interval_s": _HOUR_S, **_SUGGESTED},
         wrong={},
     )
@@ -89,8 +97,10 @@ async def _read_on(page: Page, path: str, query: dict[str, Any]) -> dict[str, An
 
 
 @get(f"{_OF}/shovel")
-async def preview_shovel(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
+async def preview_shovel(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Show what a shovel of the chosen deliveries would do, and ask how fast."""
+    if _lacks_choice(page):
+        return _back_to_choose(page, subscription_id)
     values = {name: page.query(name) or given for name, given in _SUGGESTED.items()}
     return await _show_preview(page, subscription_id, "shovel", values)
 
@@ -99,9 +109,13 @@ async def preview_shovel(page: PageDep, subscription_id: FromPath[str]) -> Respo
 async def shovel(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Begin to bring the chosen deliveries back, and show the job."""
     form = await page.form()
+    page.require("operate")
+    if form.text(_BEFORE) is None:
+        return await _show_preview(page, subscription_id, "shovel", form.values())
     path = f"/subscriptions/{segment(subscription_id)}/sideline/shovel"
     try:
-        job = await page.api.post(path, {**_selection(page), **_limits(form)})
+        body = {**_selection(page, form.text(_BEFORE)), **_limits(form)}
+        job = await page.api.post(path, body)
     except ApiProblemError as exc:
         if exc.status not in CORRECTABLE:
             raise
@@ -110,8 +124,10 @@ async def shovel(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]
 
 
 @get(f"{_OF}/purge")
-async def preview_purge(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
+async def preview_purge(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Show what a purge of the chosen deliveries would end, and ask for the name."""
+    if _lacks_choice(page):
+        return _back_to_choose(page, subscription_id)
     return await _show_preview(page, subscription_id, "purge", {})
 
 
@@ -119,9 +135,13 @@ async def preview_purge(page: PageDep, subscription_id: FromPath[str]) -> Respon
 async def purge(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """End the chosen deliveries for good, where the name was typed, and show the job."""
     form = await page.form()
+    page.require("operate")
+    if form.text(_BEFORE) is None:
+        return await _show_preview(page, subscription_id, "purge", form.values())
     path = f"/subscriptions/{segment(subscription_id)}/sideline/purge"
     try:
-        job = await page.api.post(path, _selection(page), confirm=form.text("confirm") or "")
+        body = _selection(page, form.text(_BEFORE))
+        job = await page.api.post(path, body, confirm=form.text("confirm") or "")
     except ApiProblemError as exc:
         if exc.status not in CORRECTABLE:
             raise
@@ -151,6 +171,7 @@ async def set_schedule(page: PageDep, subscription_id: FromPath[str]) -> Respons
             filtered=False,
             more_filters=False,
             selection="",
+            kept={},
             values=form.values(),
             wrong=exc.fields,
             problem=exc.problem,
@@ -178,7 +199,7 @@ async def _show_preview(
     subscription = await page.api.get(path)
     preview = None
     problem = None if error is None else error.problem
-    body: dict[str, Any] = {**_selection(page), "dry_run": True}
+    body: dict[str, Any] = {**_selection(page, values.get(_BEFORE)), "dry_run": True}
     if what == "shovel" and values.get("max_shovels", "").isdecimal():
         body["max_shovels"] = whole_number(values["max_shovels"])
     try:
@@ -199,9 +220,28 @@ async def _show_preview(
         unwell=unwell.get(subscription["id"]),
         chosen=_chosen(page),
         selection=_chosen_query(page),
+        # Without a preview there is no end, and without an end nothing begins.
+        before="" if preview is None else preview["until"],
         values=values,
         problem=problem,
     )
+
+
+def _lacks_choice(page: Page) -> bool:
+    """Return whether deliveries were to be ticked, and none was."""
+    return page.query(_BY_ID) is not None and page.query(_SELECTED) is None
+
+
+def _back_to_choose(page: Page, subscription_id: str) -> Redirect:
+    kept = _list_query(page)
+    query = f"?{urlencode(kept)}" if kept else ""
+    path = f"{HOME}/subscriptions/{segment(subscription_id)}/sideline{query}"
+    return page.redirect(path, refused="none-chosen")
+
+
+def _list_query(page: Page) -> dict[str, str]:
+    """Return what makes the list the one that is shown: its filters and its page."""
+    return {name: given for name in (*FILTERS, "cursor") if (given := page.query(name))}
 
 
 def _chosen(page: Page) -> dict[str, Any]:
@@ -217,13 +257,26 @@ def _chosen_query(page: Page) -> str:
     return f"?{urlencode(chosen, doseq=True)}" if chosen else ""
 
 
-def _selection(page: Page) -> dict[str, Any]:
-    """Return the selection of the address as the API takes it."""
+def _selection(page: Page, before: str | None) -> dict[str, Any]:
+    """Return the selection of the address as the API takes it.
+
+    `before`: only what was sidelined by then; None or empty: no matter when.
+    """
     wanted = read_filters(page, FILTERS)
+    wanted["until"] = _earliest(wanted["until"], to_utc(page, before or None))
     body: dict[str, Any] = {name: wanted[name] for name in _ONE if wanted[name] is not None}
     body |= {f"{name}s": [wanted[name]] for name in _KEYS if wanted[name] is not None}
     picked = _chosen(page).get(_SELECTED)
     return body if picked is None else {**body, "delivery_ids": picked}
+
+
+def _earliest(*times: str | None) -> str | None:
+    """Return the first of these times in UTC; the first text if one is none: the API refuses it."""
+    given = [one for one in times if one is not None]
+    try:
+        return min(given, key=datetime.fromisoformat, default=None)
+    except ValueError:
+        return given[0]
 
 
 def _limits(form: Form) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Show the public keys by which the organisation signs its messages; register and revoke them."""
 
-import json
 from typing import Any, Final
 
 from litestar import Response, get, post
@@ -8,6 +7,7 @@ from litestar.params import FromPath
 
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.event_types import parse_json
 from rooms.console.page import Page, PageDep
 
 PATH: Final = f"{ADMINISTRATION}/signing-keys"
@@ -28,9 +28,8 @@ async def register_signing_key(page: PageDep) -> Response[Any]:
     """Register a public key, typed or pasted as a JWK."""
     form = await page.form()
     try:
-        await page.api.post(
-            "/signing-keys", {"name": form.text("name") or "", "jwk": _read_jwk(form.raw("jwk"))}
-        )
+        body = {"name": form.text("name") or "", "jwk": parse_json(form, "jwk")}
+        await page.api.post("/signing-keys", body)
     except ApiProblemError as exc:
         return await _list(page, form.values(), exc)
     return page.redirect(PATH, done="signing-key-registered")
@@ -42,14 +41,6 @@ async def revoke_signing_key(page: PageDep, kid: FromPath[str]) -> Response[Any]
     await page.form()
     await page.api.delete(f"/signing-keys/{segment(kid)}")
     return page.redirect(PATH, done="signing-key-revoked")
-
-
-def _read_jwk(text: str) -> Any:
-    """Return a JWK; what is no JSON is returned as text, which the API refuses by its field."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 async def _list(

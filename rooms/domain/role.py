@@ -8,7 +8,7 @@ A group may have several entries, and contain every character but `;`. The group
 who signs in.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -73,6 +73,10 @@ class GroupRoles:
     """Its name."""
     roles: frozenset[Role]
 
+    def applies_to(self, groups: Collection[str]) -> bool:
+        """Return whether a member of these groups has these roles."""
+        return self.group == EVERY_PERSON or self.group in groups
+
 
 def parse_group_roles(text: str) -> tuple[Sequence[GroupRoles], Sequence[str]]:
     """Return the entries of a text, and every problem."""
@@ -96,9 +100,9 @@ def parse_group_roles(text: str) -> tuple[Sequence[GroupRoles], Sequence[str]]:
 
 def roles_of(entries: Iterable[GroupRoles], groups: Iterable[str]) -> Mapping[str, frozenset[Role]]:
     """Return the roles of a member of these groups, by the names of organisations."""
-    member_of = {*groups, EVERY_PERSON}
+    member_of = frozenset(groups)
     found: dict[str, frozenset[Role]] = {}
     for entry in entries:
-        if entry.group in member_of:
+        if entry.applies_to(member_of):
             found[entry.organisation] = found.get(entry.organisation, frozenset()) | entry.roles
     return found

@@ -273,6 +273,15 @@ async def sideline_count(
     )
 
 
+async def end_of_preview(connection: AsyncConnection, wanted: SidelineFilter) -> datetime:
+    """Return the filter's end, or the present time if that is earlier.
+
+    The present time is that of the clock which stamps entries.
+    """
+    now: datetime = (await connection.execute(select(func.now()))).scalar_one()
+    return now if wanted.until is None else min(wanted.until, now)
+
+
 async def sideline_summary(
     connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, wanted: SidelineFilter
 ) -> Mapping[str, int]:

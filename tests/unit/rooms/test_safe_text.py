@@ -142,6 +142,7 @@ DRY_RUN = {
     "sample": [ITEM],
     "too_often": 1,
     "expired": 0,
+    "until": "2026-01-01T00:00:00Z",
 }
 KEY = {"ordering_key": "k", "waiting": 1, "parked": True}
 ROUTES: list[tuple[str, Any]] = [

@@ -1,5 +1,6 @@
 """Test sidelines and magazines over REST: lists, refusals, and requested jobs."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -146,6 +147,29 @@ async def test_a_dry_run_counts_and_moves_nothing(api: Api) -> None:
         2,
     )
     assert (await api.call("GET", "/jobs")).json()["items"] == []
+
+
+@pytest.mark.parametrize("action", ["shovel", "purge"])
+async def test_a_dry_run_says_until_when_it_looked(api: Api, action: str) -> None:
+    """Check it by the clock of PostgreSQL, which stamps what is sidelined."""
+    subscription = await sidelined(api)
+    path = f"/subscriptions/{subscription['id']}/sideline/{action}"
+    await api.sql(
+        "UPDATE sidelined SET since = now() + interval '1 h' WHERE reason = 'terminal_status'"
+    )
+
+    async def preview(**selection: str) -> dict[str, Any]:
+        answer = await api.call("POST", path, json=selection | {"dry_run": True})
+        found: dict[str, Any] = answer.json()
+        return found
+
+    first = await preview()
+    assert (first["would_move"], len(first["sample"])) == (2, 2)
+    assert datetime.fromisoformat(first["until"]) <= datetime.now(UTC)
+    assert (await preview(until=first["until"]))["until"] == first["until"]
+    assert (await preview(until="2099-01-01T00:00:00Z"))["until"] < "2099"
+    earlier = await preview(until="2020-01-01T00:00:00Z")
+    assert (earlier["would_move"], earlier["until"]) == (0, "2020-01-01T00:00:00Z")
 
 
 async def test_a_dry_run_does_not_count_what_a_shovel_would_leave_or_end(api: Api) -> None:

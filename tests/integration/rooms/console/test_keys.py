@@ -70,6 +70,35 @@ async def test_a_change_sends_only_what_differs(browser: Browser) -> None:
     assert page.status == 200, page.text
 
 
+async def test_an_old_form_takes_back_no_other_change(browser: Browser) -> None:
+    await browser.sign_in("owner")
+    body = {"name": "old", "scopes": ["publish", "subscribe"], "rooms": [1001, 1000]}
+    made = await browser.api.made("/keys", body)
+    path = f"{PATH}/{made['id']}"
+    page = await browser.get(path)
+    assert ("rooms", "1001\n1000") in page.form(path).fields
+    narrowed = {"scopes": ["publish"], "networks": ["10.0.0.0/8"], "rooms": None}
+    answer = await browser.api.call("PATCH", f"/keys/{made['id']}", json=narrowed)
+    assert answer.is_success
+    refused = await browser.submit(page, path, name="new", event_types="not a pattern")
+    assert refused.status == 422
+    changed = await browser.submit(refused, path, event_types="order.*")
+    assert "The key is changed" in changed.text
+    now = (await browser.api.call("GET", f"/keys/{made['id']}")).json()
+    assert (now["name"], now["event_types"]) == ("new", ["order.*"])
+    assert {name: now[name] for name in narrowed} == narrowed
+
+
+async def test_a_key_without_a_scope_is_refused_and_shown_so(browser: Browser) -> None:
+    await browser.sign_in("owner")
+    made = await browser.api.made("/keys", {"name": "shop", "scopes": ["publish"]})
+    path = f"{PATH}/{made['id']}"
+    fields = [one for one in (await browser.get(path)).form(path).fields if one[0] != "scopes"]
+    refused = await browser.post(path, dict(fields))
+    assert refused.status == 422
+    assert "scopes" not in dict(refused.form(path).fields)
+
+
 async def test_only_who_may_everything_sees_keys(browser: Browser) -> None:
     made = await browser.api.made("/keys", {"name": "shop", "scopes": ["publish"]})
     other = await browser.api.made("/keys", {"name": "shop", "scopes": ["publish"]}, "stranger")
@@ -98,6 +127,10 @@ async def test_signing_keys_are_registered_and_revoked(browser: Browser) -> None
     assert ("jwk", "not json") in refused.form(SIGNING).fields
     private = {**generate_key("EdDSA").public.to_jwk(), "d": "secret"}
     assert (await browser.submit(refused, SIGNING, jwk=json.dumps(private))).status == 422
+    for strange in (r'{"kty": "\ud800"}', "[" * 1200 + "]" * 1200, ""):
+        refused = await browser.submit(refused, SIGNING, jwk=strange)
+        assert refused.status == 422, strange
+        assert "<code>jwk</code>" in refused.html
     jwk = generate_key("ES256").public.to_jwk()
     page = await browser.submit(refused, SIGNING, jwk=json.dumps(jwk))
     assert "The key is registered" in page.text

@@ -187,6 +187,20 @@ async def test_a_message_is_restored_in_chosen_states(browser: Browser) -> None:
     assert (found["kind"], found["arguments"]["states"]) == ("restore", ["expired"])
 
 
+async def test_a_restore_without_a_state_is_refused(browser: Browser) -> None:
+    things = await published(browser.api)
+    await browser.sign_in("operator")
+    path = f"/console/messages/{things['message']}"
+    page = await browser.get(path)
+    assert ("states", "queued") in page.form(f"{path}/restore").fields
+    refused = await browser.post(f"{path}/restore", {"form_token": token(page)})
+    assert refused.status == 422
+    assert "<code>states</code>" in refused.html
+    assert refused.html.count('<span class="wrong">') == 1
+    assert "states" not in dict(refused.form(f"{path}/restore").fields)
+    assert (await browser.api.call("GET", "/jobs")).json()["items"] == []
+
+
 async def test_a_receipt_is_a_file(browser: Browser) -> None:
     things = await published(browser.api)
     await browser.sign_in("viewer")

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Final
 
 import httpx
 import pytest
 
 from rooms.console.oidc_routes import ATTEMPTS_PER_S
-from tests.integration.rooms.api.conftest import Api, open_api
+from rooms.domain.role import parse_group_roles
+from rooms.domain.state_machine import Scope
+from tests.integration.rooms.api.conftest import Api, make_key, open_api
 from tests.integration.rooms.console.browser import BASE, Browser, Document
 from tests.integration.rooms.console.test_oidc import failing
 from tests.support.scripted_provider import (
@@ -111,6 +114,50 @@ async def test_the_cookie_of_an_attempt_shows_nothing(
     assert "Secure" in secure.headers["set-cookie"]
 
 
+async def test_no_other_host_of_the_domain_can_set_the_cookies(
+    browser: Browser, provider: ScriptedProvider
+) -> None:
+    """Check that a cookie of a plain name, which such a host can set, begins nothing over HTTPS."""
+    https = {"X-Forwarded-Proto": "https"}
+    provider.claims = {"groups": ["both", "ops"]}
+    sent = await browser.http.get("/console/oidc/start", headers=https)
+    begun = sent.headers["set-cookie"]
+    assert begun.startswith("__Host-rooms_oidc=")
+    assert all(part in begun for part in ("Path=/;", "Secure", "HttpOnly"))
+    assert "domain" not in begun.lower()
+    answer = provider.authorize(sent.headers["location"])
+    prefixed = begun.partition(";")[0]
+    browser.http.cookies.clear()
+
+    async def come_back_with(cookie: str) -> httpx.Response:
+        headers = {"Cookie": cookie, **https}
+        done = await browser.http.get("/console/oidc/callback", params=answer, headers=headers)
+        browser.http.cookies.clear()
+        return done
+
+    assert (await come_back_with(prefixed.removeprefix("__Host-"))).status_code == 403
+    done = await come_back_with(prefixed)
+    assert done.status_code == 200
+    (choice,) = [
+        one
+        for one in done.headers.get_list("set-cookie")
+        if one.startswith("__Host-rooms_oidc_choice=")
+    ]
+    assert "Path=/;" in choice
+    assert any(
+        one.startswith('__Host-rooms_oidc="";') for one in done.headers.get_list("set-cookie")
+    )
+    sealed = choice.partition(";")[0]
+    for cookie, status in ((sealed.removeprefix("__Host-"), 403), (sealed, 303)):
+        chosen = await browser.http.post(
+            "/console/oidc/organisation",
+            data={"organisation": "other"},
+            headers={"Origin": BASE, "Sec-Fetch-Site": "same-origin", "Cookie": cookie, **https},
+        )
+        browser.http.cookies.clear()
+        assert chosen.status_code == status
+
+
 async def test_an_answer_without_its_attempt_is_refused(
     browser: Browser, provider: ScriptedProvider
 ) -> None:
@@ -207,6 +254,58 @@ async def test_roles_of_several_groups_add_up(browser: Browser, provider: Script
     assert me is not None
     expected = ["audit", "manage", "operate", "publish", "subscribe", "view"]
     assert me["scopes"] == expected
+
+
+async def test_a_person_in_very_many_organisations_chooses(
+    database: str, provider: ScriptedProvider
+) -> None:
+    names = [f"the organisation with the number {n:03}" for n in range(60)]
+    roles = "; ".join(f"all={name}:owner+auditor" for name in names)
+    provider.claims = {"groups": ["all"]}
+    settings = settings_for(provider, f"x=gone:owner; {roles}")
+    async with open_api(database, gate=None, **settings) as api:
+        browser = await Browser.open(api)
+        async with browser.http:
+            for name in names:
+                await make_key(api.services, name, Scope.VIEW)
+            page = Document(await come_back(browser, provider))
+            assert all(name in page.text for name in names)
+            # A browser keeps 4,096 bytes of a cookie with its name and attributes.
+            assert len(str(browser.http.cookies["rooms_oidc_choice"])) < 3500
+            await browser.post("/console/oidc/organisation", {"organisation": names[59]})
+            me = await signed_in(browser)
+    assert me is not None
+    assert (me["organisation"]["name"], me["scopes"]) == (names[59], ["admin", "audit", "view"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["both=other:owner; both=default:owner", f"x=other:owner; {ROLES}", "ops=default:operator"],
+)
+async def test_a_choice_gives_no_roles_of_another_setting(
+    browser: Browser, provider: ScriptedProvider, changed: str
+) -> None:
+    provider.claims = {"groups": ["both", "ops"]}
+    await come_back(browser, provider)
+    console: Any = browser.console
+    state = console._app.state
+    entries, _ = parse_group_roles(changed)
+    state.parts = replace(state.parts, oidc=replace(state.parts.oidc, group_roles=tuple(entries)))
+    for name in ("other", "default"):
+        refused = await browser.post("/console/oidc/organisation", {"organisation": name})
+        assert refused.status == 403
+    assert await signed_in(browser) is None
+
+
+@pytest.mark.parametrize("filler", ["x", "é", "%0D", '"'])
+async def test_a_target_that_no_cookie_holds_leads_to_the_first_page(
+    browser: Browser, provider: ScriptedProvider, filler: str
+) -> None:
+    sent = await browser.http.get(f"/console/oidc/start?to=/console/rooms?x={filler * 3500}")
+    assert len(sent.headers["set-cookie"]) < 4096
+    answer = provider.authorize(sent.headers["location"])
+    done = await browser.http.get("/console/oidc/callback", params=answer)
+    assert (done.status_code, done.headers["location"]) == (303, "/console")
 
 
 async def test_an_organisation_that_is_being_deleted_is_not_offered(

@@ -48,6 +48,30 @@ async def test_quotas_are_set_and_removed(browser: Browser) -> None:
     assert ("messages_per_day", "") in page.form(f"{path}/quotas").fields
 
 
+async def test_an_old_form_takes_back_no_other_change(browser: Browser) -> None:
+    await sign_in_platform(browser)
+    page, path = await make(browser)
+    at = path.removeprefix("/console/administration")
+
+    async def change(part: str, **fields: object) -> None:
+        answer = await browser.api.call("PATCH", at + part, "both", json=fields)
+        assert answer.is_success, answer.text
+
+    await change("", contact="the new desk")
+    await change("/quotas", messages_per_day=10, stored_messages=1_234_567)
+    page = await browser.submit(page, path, name="welfare")
+    await change("/quotas", messages_per_day=5)
+    refused = await browser.submit(page, f"{path}/quotas", payload_bytes="-1")
+    assert refused.status == 422
+    assert ("messages_per_day", "10") in refused.form(f"{path}/quotas").fields
+    await browser.submit(refused, f"{path}/quotas", payload_bytes="7")
+    now = (await browser.api.call("GET", at, "both")).json()
+    assert (now["name"], now["contact"]) == ("welfare", "the new desk")
+    limits = (await browser.api.call("GET", f"{at}/quotas", "both")).json()["limits"]
+    assert (limits["messages_per_day"], limits["payload_bytes"]) == (5, 7)
+    assert limits["stored_messages"] == 1_234_567
+
+
 async def test_it_is_suspended_with_a_reason_and_resumed(browser: Browser) -> None:
     await sign_in_platform(browser)
     page, path = await make(browser)

@@ -6,11 +6,14 @@ from importlib.resources import files
 from typing import Any, Final
 
 import httpx
+import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from rooms.console.app import PAGES
 from rooms.console.page import PUBLIC
 from rooms.console.session_cookie import is_portal_path
+from rooms.db.catalog import sessions as records
 from rooms.domain.state_machine import Scope
 from tests.integration.rooms.api.conftest import make_key
 from tests.integration.rooms.console.browser import BASE, Browser
@@ -126,6 +129,21 @@ async def test_a_link_is_only_used_up_by_a_click(browser: Browser) -> None:
     again = await browser.submit(page, "/console/sign-in")
     assert again.status == 401
     assert "used up" in again.text
+
+
+async def test_a_link_that_began_no_session_is_not_used_up(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = await browser.api.made("/sign-in-links", {"name": "ada", "roles": ["viewer"]})
+    page = await browser.get(link["path"])
+
+    async def fail(*_: object, **__: object) -> None:
+        raise OperationalError("INSERT", None, psycopg.OperationalError("the server has gone"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "create_session", fail)
+        assert (await browser.submit(page, "/console/sign-in")).status == 503
+    assert (await browser.submit(page, "/console/sign-in")).path == "/console"
 
 
 @pytest.mark.parametrize(

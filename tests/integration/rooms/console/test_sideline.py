@@ -1,10 +1,19 @@
 """Test the pages about sidelines, and the jobs that bring deliveries back."""
 
+from typing import Any
+
 import pytest
 
+from delivery.sideline.magazines import SidelineMagazineCache
+from delivery.sideline.shovel import SidelineShovel
+from delivery.sideline.tasks import SidelineJobRunner
+from rooms.clock import SystemClock
+from rooms.db.jobs.jobs import JobQueue
+from rooms.db.sideline.entries import SidelineEntries
+from rooms.db.sideline.shovel import ShovelQueries
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.test_sideline import sidelined
-from tests.integration.rooms.console.browser import Browser
+from tests.integration.rooms.console.browser import Browser, Document, HtmlForm
 
 HOSTILE = '<script>alert("x")</script>\u202e\x1b[31m'
 
@@ -15,6 +24,53 @@ async def finish(api: Api, job: str, *, state: str = "done") -> None:
         state,
         job,
     )
+
+
+async def sideline_another(api: Api, subscription: dict[str, Any]) -> None:
+    """Sideline one more delivery of a subscription."""
+    await api.publish(subscription["room_id"], "made", {})
+    await api.sql(
+        """
+        WITH d AS (
+            UPDATE deliveries SET state = 'sidelined', reason = 'terminal_status', attempts = 4
+            WHERE subscription_id = %s AND state <> 'sidelined' RETURNING room_id, id, subscription_id, generation
+        ), o AS (DELETE FROM outbox WHERE id IN (SELECT id FROM d))
+        INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
+        SELECT room_id, id, subscription_id, generation, 'terminal_status' FROM d
+        """,
+        subscription["id"],
+    )
+
+
+async def run_jobs(api: Api) -> None:
+    """Run the open jobs of sidelines, as the maintenance process does."""
+    services = api.services
+    shovel = SidelineShovel(
+        services.engine,
+        ShovelQueries(services.writer),
+        SidelineMagazineCache(services.magazines, SidelineEntries(services.writer)),
+        on_queued=lambda *_: None,
+    )
+    jobs = SidelineJobRunner(
+        JobQueue(services.writer),
+        shovel,
+        services.engine,
+        SystemClock(),
+        on_moved=lambda *_: None,
+    )
+    await jobs.run(lambda: True)
+
+
+async def left(api: Api, subscription: dict[str, Any]) -> int:
+    """Return how many deliveries are sidelined."""
+    path = f"/subscriptions/{subscription['id']}/sideline"
+    return len((await api.call("GET", path)).json()["items"])
+
+
+def form_of_list(page: Document, action: str) -> HtmlForm:
+    """Return the form in which deliveries are ticked."""
+    (form,) = [one for one in page.forms if (one.method, one.action) == ("get", action)]
+    return form
 
 
 async def test_nothing_sidelined_says_so(browser: Browser) -> None:
@@ -187,3 +243,90 @@ async def test_hostile_errors_are_text(browser: Browser) -> None:
         assert page.status == 200
         assert "<script>alert" not in page.html
         assert "[RLO]\u241b[31m" in page.text
+
+
+@pytest.mark.parametrize("action", ["purge", "shovel"])
+@pytest.mark.parametrize("query", ["", "?reason=terminal_status", "?until=2099-01-01T00%3A00"])
+async def test_what_the_preview_did_not_show_stays(
+    browser: Browser, action: str, query: str
+) -> None:
+    api = browser.api
+    subscription = await sidelined(api, 1)
+    at = f"/console/subscriptions/{subscription['id']}/sideline/{action}{query}"
+    await browser.sign_in("operator")
+    preview = await browser.get(at)
+    assert "1 delivery of sub" in preview.text
+    assert "What is sidelined later stays" in preview.text
+    await sideline_another(api, subscription)
+    if action == "purge":
+        preview = await browser.submit(preview, at, confirm="another")
+        assert preview.status == 422
+        assert "Purge 1 delivery of sub" in preview.text
+        await browser.submit(preview, at, confirm="sub")
+    else:
+        await browser.submit(preview, at)
+    await run_jobs(api)
+    assert await left(api, subscription) == 1
+    # A new preview shows what is there now.
+    assert "1 delivery of sub" in (await browser.get(at)).text
+
+
+async def test_an_earlier_end_of_the_filter_holds(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    at = f"/console/subscriptions/{subscription['id']}/sideline/purge?until=2020-01-01T00%3A00"
+    await browser.sign_in("operator")
+    preview = await browser.get(at)
+    assert "Purge 0 deliveries of sub" in preview.text
+    job = await browser.submit(preview, at, confirm="sub")
+    found = (await browser.api.call("GET", job.path.removeprefix("/console"))).json()
+    assert found["arguments"]["until"] == "2020-01-01T00:00:00+00:00"
+
+
+async def test_a_time_of_the_preview_that_is_none_is_refused(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    at = f"/console/subscriptions/{subscription['id']}/sideline/purge"
+    await browser.sign_in("operator")
+    preview = await browser.get(at)
+    refused = await browser.submit(preview, at, sidelined_before="soon", confirm="sub")
+    assert refused.status == 422
+    assert (await browser.api.call("GET", "/jobs")).json()["items"] == []
+
+
+@pytest.mark.parametrize("action", ["purge", "shovel"])
+@pytest.mark.parametrize(
+    ("language", "said"),
+    [("en", "Choose at least one delivery."), ("de", "Wählen Sie mindestens eine Zustellung aus.")],
+)
+async def test_nothing_ticked_is_not_everything(
+    browser: Browser, action: str, language: str, said: str
+) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    await browser.sign_in("operator")
+    browser.http.cookies.set("rooms_language", language)
+    page = await browser.get(f"{of}?reason=terminal_status")
+    form = form_of_list(page, f"{of}/shovel")
+    answer = await browser.http.get(
+        f"{of}/{action}", params=dict(form.fields), follow_redirects=True
+    )
+    back = Document(answer)
+    assert back.path.partition("?")[0] == of
+    assert said in back.text
+    assert "1" in back.text
+    assert ("reason", "terminal_status") in form_of_list(back, f"{of}/shovel").fields
+    assert back.html.count('name="delivery_id"') == 1
+
+
+async def test_the_ticked_ones_keep_the_filters(browser: Browser) -> None:
+    subscription = await sidelined(browser.api)
+    of = f"/console/subscriptions/{subscription['id']}/sideline"
+    items = (await browser.api.call("GET", of.removeprefix("/console"))).json()["items"]
+    await browser.sign_in("operator")
+    page = await browser.get(f"{of}?error=busy")
+    fields = form_of_list(page, f"{of}/shovel").fields
+    ticked = [("delivery_id", one["delivery_id"]) for one in items if "busy" in one["last_error"]]
+    answer = await browser.http.get(f"{of}/purge", params=[*fields, *ticked])
+    preview = Document(answer)
+    assert "Purge 2 deliveries of sub" in preview.text
+    (back,) = [one for one in preview.links if one.startswith(f"{of}?")]
+    assert "error=busy" in back

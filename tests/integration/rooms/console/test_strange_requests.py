@@ -136,6 +136,11 @@ async def test_what_a_form_showed_may_be_anything(browser: Browser, shown: str) 
         "/console/administration/usage?until=0001-01-01T00:00",
         "/console/administration/usage?since=9999-12-31T23:59&until=9999-12-31T23:59",
         "/console/administration/usage?since=0001-01-01T00:00%2B14:00",
+        "/console/administration/usage?until=2026-01-01T00:00:00z",
+        "/console/administration/usage?since=2026-01-01t00:00:00z&until=2026-01-02T00:00:00z",
+        "/console/administration/usage?until=2026-01-01T00:00:00.123456789z",
+        "/console/administration/usage?until=0001-01-01T00:00:00z",
+        "/console/administration/journal?until=2026-01-01T00:00:00z",
     ],
 )
 async def test_the_ends_of_time_are_answered(browser: Browser, path: str) -> None:
@@ -161,3 +166,40 @@ async def test_a_whole_number_of_any_length_is_refused_by_its_field(browser: Bro
         headers=SAME_SITE,
     )
     assert answer.status_code == 422, answer.text
+
+
+async def test_json_that_is_nested_too_deeply_is_refused_by_its_field(browser: Browser) -> None:
+    await browser.sign_in("owner")
+    token = dict((await browser.get("/console")).form("/console/sign-out").fields)["form_token"]
+    room = (await browser.api.room())["id"]
+    await browser.api.made(f"/rooms/{room}/event-types", {"name": "made", "schema": {}})
+    subscription = (await browser.api.subscription(room))["id"]
+    at, deep = f"/console/rooms/{room}", "[" * 1200 + "]" * 1200
+    for path, name in (
+        (f"{at}/publish", "payload"),
+        (f"{at}/publish/check", "payload"),
+        (f"{at}/event-types", "schema"),
+        (f"{at}/event-types/made/versions", "schema"),
+        (f"{at}/event-types/made/versions/1", "schema"),
+        (f"/console/subscriptions/{subscription}/filter", "payload"),
+    ):
+        fields = {"form_token": token, "event_type": "made", "name": "x", "filter": "true"}
+        answer = await browser.http.post(path, data=fields | {name: deep}, headers=SAME_SITE)
+        # The check is a part of a page, and always an answer.
+        assert answer.status_code == (200 if path.endswith("/check") else 422), (path, answer.text)
+        assert f"<code>{name}</code> is nested too deeply" in answer.text, path
+
+
+async def test_json_of_any_depth_is_answered(browser: Browser) -> None:
+    """Check depths about the one at which Python stops: what reads a form, and what reads a page."""
+    await browser.sign_in("owner")
+    token = dict((await browser.get("/console")).form("/console/sign-out").fields)["form_token"]
+    room = (await browser.api.room())["id"]
+    await browser.api.made(f"/rooms/{room}/event-types", {"name": "made", "schema": {}})
+    for depth in range(780, 1000, 4):
+        deep = "[" * depth + "]" * depth
+        fields = {"form_token": token, "event_type": "made", "payload": deep}
+        answer = await browser.http.post(
+            f"/console/rooms/{room}/publish", data=fields, headers=SAME_SITE
+        )
+        assert answer.status_code in {200, 400, 422}, (depth, answer.text)

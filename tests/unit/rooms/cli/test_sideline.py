@@ -26,6 +26,7 @@ WOULD = {
     "sample": [ITEM],
     "too_often": 3,
     "expired": 0,
+    "until": "2026-01-31T03:00:00Z",
 }
 MAGAZINE = {
     "name": "subscription-x_SIDELINE",
@@ -236,7 +237,12 @@ def test_a_purge_asks_first(terminal: Terminal, fake: FakeRooms, crm: str) -> No
     terminal.done("sideline", "purge", crm, "--reason", "orphan", stdin="y\n")
     terminal.done("sideline", "purge", crm, "--confirm", "crm")
     asked = [(seen.query, seen.body) for seen in fake.sent("POST", PURGE) if seen.query]
-    assert asked == [({"confirm": "crm"}, {"reason": "orphan"}), ({"confirm": "crm"}, {})]
+    # What is sidelined while the question is open stays.
+    bound = {"until": WOULD["until"]}
+    assert asked == [
+        ({"confirm": "crm"}, {"reason": "orphan"} | bound),
+        ({"confirm": "crm"}, bound),
+    ]
 
 
 def test_magazines(terminal: Terminal, fake: FakeRooms) -> None:

@@ -23,6 +23,8 @@ FIELDS = (
     Field("choice", Kind.YES_NO),
     Field("many", Kind.MANY),
     Field("numbers", Kind.NUMBERS),
+    Field("lines", Kind.LINES),
+    Field("number_lines", Kind.NUMBER_LINES),
     Field("interests", Kind.INTERESTS),
     Field("headers", Kind.HEADERS),
 )
@@ -33,6 +35,8 @@ VALUES: dict[str, Any] = {
     "choice": False,
     "many": ["one", "two"],
     "numbers": [401, 403],
+    "lines": ["order.*", "paid"],
+    "number_lines": [1001, 1000],
     "interests": [{"name": "order.*"}, {"name": "paid", "versions": [1, 2]}],
     "headers": {"X-One": "a: b", "X-Two": "***"},
 }
@@ -59,6 +63,10 @@ def test_a_form_that_is_sent_as_it_was_shown_changes_nothing(values: dict[str, A
 
 def test_every_kind_of_value_survives_a_form() -> None:
     assert read_fields(FIELDS, sent(VALUES)) == VALUES
+
+
+def test_a_large_number_is_shown_whole() -> None:
+    assert to_texts(FIELDS, {"number": 1234567.0})["number"] == "1234567"
 
 
 def test_what_is_emptied_becomes_null() -> None:
