@@ -7,6 +7,7 @@ from typing import Final, assert_never
 from delivery.push.endpoint_state import EndpointEvent, EndpointSignal, record_result
 from delivery.push.endpoints import Endpoint
 from delivery.push.errors import AttemptCrashedError, ClaimExpiredError
+from delivery.push.event_items import request_body
 from delivery.push.lane import Lane
 from delivery.push.retry import decide_retry
 from delivery.push.sandbox.client import MAX_CRASHES, SandboxClient
@@ -55,7 +56,8 @@ class AttemptExecutor:
         if task.expires_at <= clock.monotonic():
             return DeliveryOutcome(task=task, state=State.EXPIRED), ()
         try:
-            headers = endpoint.headers(task, clock.now_ms() // 1000)
+            body = request_body(task)
+            headers = endpoint.headers(task, body, clock.now_ms() // 1000)
         except (ValueError, AttributeError):
             _log.exception("delivery %s cannot be encoded as a request", task.delivery_id)
             outcome = DeliveryOutcome(
@@ -75,7 +77,7 @@ class AttemptExecutor:
                 result = await self._sandbox.send(
                     endpoint.url,
                     headers,
-                    task.payload,
+                    body,
                     organisation=endpoint.organisation,
                     timeout_s=endpoint.timeout_s,
                     start_before=task.deadline - endpoint.timeout_s,
@@ -84,7 +86,7 @@ class AttemptExecutor:
                 result = await self._sender.send(
                     endpoint.url,
                     headers,
-                    task.payload,
+                    body,
                     organisation=endpoint.organisation,
                     timeout_s=endpoint.timeout_s,
                 )
