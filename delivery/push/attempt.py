@@ -50,8 +50,13 @@ class AttemptExecutor:
         self._clock = clock
         self._random = random
 
-    async def attempt(self, task: DeliveryTask, lane: Lane) -> AttemptReport:
-        """Attempt a task and adapt its lane. ClaimExpiredError: no attempt was made."""
+    async def attempt(
+        self, task: DeliveryTask, lane: Lane, *, is_probe: bool = False
+    ) -> AttemptReport:
+        """Attempt a task and adapt its lane. ClaimExpiredError: no attempt was made.
+
+        `is_probe`: it is sent to find out whether the open circuit can be closed.
+        """
         clock, endpoint = self._clock, lane.endpoint
         if task.expires_at <= clock.monotonic():
             return DeliveryOutcome(task=task, state=State.EXPIRED), ()
@@ -113,7 +118,7 @@ class AttemptExecutor:
         result = endpoint.hide_headers(result)
         now = clock.monotonic()
         lane.on_attempt_done(now, started=started)
-        events = record_result(lane, task, result, started=started, now=now)
+        events = record_result(lane, result, is_probe=is_probe, started=started, now=now)
         record = lane.endpoint.record  # the policy at the end of the attempt counts
         outcome = DeliveryOutcome(
             task, _DELIVERED, result, 0, None, endpoint.host, record.policy.version

@@ -3,6 +3,7 @@
 With one worker and with two.
 """
 
+import asyncio
 import time
 from contextlib import AsyncExitStack
 
@@ -11,6 +12,7 @@ import pytest
 from delivery.push.endpoint_state import EndpointSignal
 from rooms.db.notify import Channel
 from rooms.db.queue.throttle import DISABLED_EVENT
+from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.state_machine import State
@@ -166,6 +168,33 @@ async def test_a_probe_whose_worker_dies_is_sent_by_another(
         sender.recover(subscription)
         await is_state(installation, State.DELIVERED, 2)
     assert len({call.delivery for call in sender.calls[before:]}) == 2
+
+
+async def test_an_endpoint_slower_than_the_period_of_probes_closes_its_circuit(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """The next probe is named while the first is under way, whose success still closes it."""
+    subscription = await installation.subscribe(
+        circuit_failures=2, circuit_open_ms=100, delivery_attempts=100, delivery_delay_ms=1
+    )
+    may_answer, original = asyncio.Semaphore(2), sender.send
+
+    async def slowly(*arguments: object, **named: object) -> AttemptResult:
+        answer = await original(*arguments, **named)  # type: ignore[arg-type]
+        await may_answer.acquire()
+        return answer
+
+    sender.send = slowly  # type: ignore[method-assign]
+    async with working(installation, sender, slots=1):
+        await open_circuit(installation, sender, subscription)
+        before = len(sender.calls)
+        await many(installation, subscription, 5)
+        await sender.called(lambda: len(sender.calls) >= before + 2, "two probes")
+        may_answer.release()
+        await until(lambda: is_closed(installation), "the first success to close the circuit")
+        for _ in range(10):
+            may_answer.release()
+        await is_state(installation, State.DELIVERED, 7)
 
 
 async def test_what_was_held_is_drained_at_its_rate(
