@@ -53,6 +53,7 @@ class Lane:
         "_last_done_at",
         "_max_slots",
         "_measured_from",
+        "_rate",
         "_starved",
         "_was_full",
         "breaker",
@@ -90,8 +91,12 @@ class Lane:
         """Attempts that the rate allows now; None: there is no rate limit."""
         self.next_token_at = now
         self.shed_count = 0
-        """Tasks held as saturated since the lane last ran empty, or nothing was held any more."""
+        """Tasks held as saturated since the lane last ran empty, or nothing was held any more.
+
+        With a rate limit only the latter counts: between two tokens a lane is often empty.
+        """
         self._fast = True
+        self._rate: tuple[float | None, int] = (None, 0)
         self._apply_settings(now)
         self._capacity = _MIN_CAPACITY
         self._last_done_at = now
@@ -123,6 +128,9 @@ class Lane:
         policy = record.throttle
         self.concurrency.set_maximum(policy.max_concurrency or self._max_slots)
         self.tokens = None if policy.rate_per_s is None else (self.tokens or 0)
+        if (rate := (policy.rate_per_s, policy.rate_burst)) != self._rate:
+            # The next token by the former rate may be a quarter of an hour away.
+            self._rate, self.next_token_at = rate, now
         self.tracks_failures = bool(policy.circuit_failures or policy.disable_after_ms)
         """True if failures may open its circuit, or disable it."""
         self.failing_since = now - record.failing_s if record.failing else now
