@@ -610,6 +610,24 @@ async def test_a_released_task_is_sent_as_its_subscription_wants_it_now(
         assert bodies[0] == bodies[2] != bodies[1]
 
 
+async def test_limited_lanes_leave_the_window_of_the_broker_to_others(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """Twelve lanes of 16 messages fill the window: what the rate does not let start is held."""
+    broker = MemoryBroker(window=12 * 16)
+    free = await installation.subscribe()
+    slow = [await installation.subscribe(rate_per_s=0.001, rate_burst=1) for _ in range(12)]
+    for _ in range(16):
+        for subscription in slow:
+            await send(installation, broker, subscription)
+    async with working(installation, sender, broker=broker):
+        await sender.called(lambda: len(sender.calls) == 12, "those that may come")
+        (copy,) = await send(installation, broker, free)
+        await until_state(installation, copy, State.DELIVERED)
+        await empty(broker)
+    assert await installation.states() == {"delivered": 13, "held": 12 * 15}
+
+
 async def test_a_broken_reader_breaks_the_consumer(
     installation: Installation, broker: MemoryBroker
 ) -> None:

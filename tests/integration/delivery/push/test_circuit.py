@@ -254,6 +254,54 @@ async def test_a_limited_lane_delays_no_other(
         await is_state(installation, State.DELIVERED, 90)
 
 
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)
+async def test_limited_lanes_leave_the_memory_of_a_worker_to_others(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """Four lanes have more than all payloads in memory may take, and one token each."""
+    free = await installation.subscribe()
+    slow = [await installation.subscribe(rate_per_s=0.001, rate_burst=1) for _ in range(4)]
+    for subscription, count in zip(slow, (500, 500, 100, 100), strict=True):
+        await installation.publish_many(subscription, count)
+    await installation.rows(
+        "UPDATE messages SET payload = convert_to(repeat('x', 256 * 1024), 'UTF8')"
+    )
+    async with working(installation, sender) as work:
+        await sender.called(lambda: len(sender.calls) == 4, "those that may come")
+        # By then all of the memory was taken, if the lanes kept what they had claimed.
+        due = await installation.value("SELECT now() + interval '2 s'")
+        (copy,) = await deliver(installation, free, due=due)
+
+        async def delivered() -> bool:
+            return await installation.state(copy) is State.DELIVERED
+
+        await until(delivered, "the other's", within_s=10)
+        await is_state(installation, State.HELD, 1196)
+        assert sum(len(lane.waiting) for lane in work.worker._lanes) == 0
+        assert len(sender.calls) == 5
+
+
+async def test_what_a_limited_lane_cannot_take_is_held_and_comes_at_its_rate(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """As many wait here as may start in ten seconds; the others are held, each of them once."""
+    subscription = await installation.subscribe(rate_per_s=4.0, rate_burst=1)
+    await installation.publish_many(subscription, 300)
+    async with working(installation, sender) as work:
+
+        async def surplus_is_held() -> bool:
+            return (await installation.states()).get(State.HELD, 0) >= 250
+
+        await until(surplus_is_held, "what does not start in ten seconds to be held")
+        assert sum(len(lane.waiting) for lane in work.worker._lanes) <= 42
+        await sender.called(lambda: len(sender.calls) >= 4, "calls at its rate")
+        await installation.change(subscription, rate_per_s=1000.0, rate_burst=1000)
+        await ring(installation, work)
+        await is_state(installation, State.DELIVERED, 300)
+    holds = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'held'")
+    assert holds <= 300
+
+
 async def test_max_concurrency_holds(installation: Installation, sender: ScriptedSender) -> None:
     subscription = await installation.subscribe(max_concurrency=2)
     sender.hang(subscription)
