@@ -100,7 +100,8 @@ def _track_failures(
         # Also if another probe is named by now, because this one took longer than the period.
         if is_probe and record.circuit_open:
             events.append(EndpointEvent(signal=EndpointSignal.CIRCUIT_CLOSED, endpoint=endpoint))
-        if record.failing:
+        if record.failing or lane.reported_failing:
+            lane.reported_failing = False
             events.append(EndpointEvent(signal=EndpointSignal.HEALTHY, endpoint=endpoint))
         return events
     closed = record.circuit_open or lane.tripped_version == record.version
@@ -112,6 +113,7 @@ def _track_failures(
     if lasted is None or policy.disable_after_ms is None:
         return events
     if not record.failing:
+        lane.reported_failing = True
         events.append(
             EndpointEvent(signal=EndpointSignal.FAILING, endpoint=endpoint, failing_s=lasted)
         )

@@ -68,6 +68,7 @@ class Lane:
         "gone_version",
         "next_token_at",
         "reported_concurrency",
+        "reported_failing",
         "shed_count",
         "tokens",
         "tracks_failures",
@@ -90,6 +91,8 @@ class Lane:
         """The version at which this worker opened its circuit; perhaps not written."""
         self.breaker = CircuitBreaker()
         self.failure_streak = FailureStreak()
+        self.reported_failing = False
+        """This worker reported failures since its last success; the record may not show it yet."""
         self.tokens: int | None = None
         """Attempts that the rate allows now; None: there is no rate limit."""
         self.next_token_at = now
