@@ -21,6 +21,7 @@ from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
 
 POLL_S: Final = 1.0
@@ -36,6 +37,8 @@ _RECLAIM_LINGER_S: Final = 0.005
 """From this linger on, claim again without waiting for a notification."""
 _MIN_WAIT_S: Final = 0.005
 _CANCEL_GRACE_S: Final = 5.0
+_RETRY_S: Final = 0.5
+_CLAIM_OUTAGE: Final = "claims of tasks failed"
 
 _T = TypeVar("_T")
 
@@ -97,12 +100,21 @@ class PostgresConsumer:
         with _translate_errors():
             while True:
                 self._wake.clear()
+                started = time.monotonic()
                 limit = self._claim_limit()
                 if limit <= 0:
                     await self._sleep(self._poll_s)
                     continue
-                started = time.monotonic()
-                claim = await self._run_uncancelled(self._claim(limit, started))
+                try:
+                    claim = await self._run_uncancelled(self._claim(limit, started))
+                except StorageRefusedError as exc:
+                    # A new session would end the claims of all attempts in progress.
+                    if not self._writer.is_connected:
+                        raise
+                    OUTAGES.record_failure(exc, _CLAIM_OUTAGE)
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                OUTAGES.record_success(_CLAIM_OUTAGE)
                 if self._writer.id != worker:
                     raise BrokerUnavailableError("the connection was lost, and its claims with it")
                 if not claim.tasks:
