@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import takewhile
 from typing import Final, Self, TypeVar
 
 from delivery.brokers.claim_order import ClaimTurns, ClaimWatermarks
@@ -101,6 +102,7 @@ class PostgresConsumer:
             while True:
                 self._wake.clear()
                 started = time.monotonic()
+                self._expire_claims(started)
                 limit = self._claim_limit()
                 if limit <= 0:
                     await self._sleep(self._poll_s)
@@ -213,6 +215,14 @@ class PostgresConsumer:
 
     async def discard(self, messages: Sequence[MalformedMessage]) -> None:
         """Do nothing: there are no malformed messages."""
+
+    def _expire_claims(self, now: float) -> None:
+        # A claim that ended unsettled stays so: its slot failed, or its outcome cannot be recorded.
+        # They are in the order in which they end.
+        ended = list(takewhile(lambda one: one[1].deadline <= now, self._unsettled.items()))
+        for key, copy in ended:
+            del self._unsettled[key]
+            self._unsettled_bytes -= len(copy.payload)
 
     def _track(self, copies: Sequence[DeliveryTask]) -> None:
         unsettled = self._unsettled

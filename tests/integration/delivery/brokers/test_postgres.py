@@ -63,6 +63,18 @@ class SlowToAsk(Outbox):
         return await super().seconds_to_next_due(after_us)
 
 
+async def test_a_claim_that_ends_unsettled_returns_its_credit(installation: Installation) -> None:
+    """A slot broke, say, or its outcome cannot be recorded."""
+    subscription = await installation.subscribe()
+    (copy,) = await installation.publish(subscription)
+    await installation.queue(copy)
+    async with batches(
+        PostgresConsumer(installation.url, credit=1, claim_s=0.3, poll_s=0.1)
+    ) as found:
+        first, second = await anext(found), await anext(found)
+    assert deliveries(first) == deliveries(second) == [copy.delivery_id]
+
+
 async def test_a_refused_claim_leaves_the_other_claims_as_they_are(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import psycopg
 import pytest
 
 from delivery.push.broker_intake import BrokerIntake, BrokerIntakeConsumer, reconnect_pause_s
@@ -15,6 +16,7 @@ from delivery.push.errors import ClaimExpiredError
 from delivery.push.event_items import request_body
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.broker_claims import BrokerClaims
+from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
@@ -445,6 +447,33 @@ async def test_a_claim_that_is_not_settled_is_taken_again_when_it_expires(
         (second,) = await anext(batches)
         assert first.delivery_id == second.delivery_id == copy.delivery_id
         assert second.deadline > first.deadline or second is first
+
+
+async def test_an_outcome_that_cannot_be_recorded_is_not_settled_at_the_broker(
+    installation: Installation,
+    broker: MemoryBroker,
+    sender: ScriptedSender,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its task is claimed and attempted again when the claim ends."""
+    subscription = await installation.subscribe(timeout_ms=100)
+    real, refuses = OutcomeQueries.decide, True
+
+    async def decide(
+        queries: OutcomeQueries, outcomes: Sequence[DeliveryOutcome], **named: object
+    ) -> int:
+        if refuses:
+            raise psycopg.DataError("no value for this")
+        return await real(queries, outcomes, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(OutcomeQueries, "decide", decide)
+    async with working(installation, sender, broker=broker, claim_s=3.0):
+        (copy,) = await send(installation, broker, subscription)
+        await sender.called(lambda: len(sender.calls) == 1, "the first attempt")
+        await sender.called(lambda: len(sender.calls) == 2, "the second attempt")
+        assert broker.settled == []
+        refuses = False
+        await until_state(installation, copy, State.DELIVERED)
 
 
 async def test_postgresql_takes_no_claims_for_a_moment(
