@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import takewhile
 from typing import Final, Self, TypeVar
 
 from delivery.brokers.claim_order import ClaimTurns, ClaimWatermarks
@@ -21,6 +22,7 @@ from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
 
 POLL_S: Final = 1.0
@@ -36,6 +38,8 @@ _RECLAIM_LINGER_S: Final = 0.005
 """From this linger on, claim again without waiting for a notification."""
 _MIN_WAIT_S: Final = 0.005
 _CANCEL_GRACE_S: Final = 5.0
+_RETRY_S: Final = 0.5
+_CLAIM_OUTAGE: Final = "claims of tasks failed"
 
 _T = TypeVar("_T")
 
@@ -97,12 +101,22 @@ class PostgresConsumer:
         with _translate_errors():
             while True:
                 self._wake.clear()
+                started = time.monotonic()
+                self._expire_claims(started)
                 limit = self._claim_limit()
                 if limit <= 0:
                     await self._sleep(self._poll_s)
                     continue
-                started = time.monotonic()
-                claim = await self._run_uncancelled(self._claim(limit, started))
+                try:
+                    claim = await self._run_uncancelled(self._claim(limit, started))
+                except StorageRefusedError as exc:
+                    # A new session would end the claims of all attempts in progress.
+                    if not self._writer.is_connected:
+                        raise
+                    OUTAGES.record_failure(exc, _CLAIM_OUTAGE)
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                OUTAGES.record_success(_CLAIM_OUTAGE)
                 if self._writer.id != worker:
                     raise BrokerUnavailableError("the connection was lost, and its claims with it")
                 if not claim.tasks:
@@ -201,6 +215,14 @@ class PostgresConsumer:
 
     async def discard(self, messages: Sequence[MalformedMessage]) -> None:
         """Do nothing: there are no malformed messages."""
+
+    def _expire_claims(self, now: float) -> None:
+        # A claim that ended unsettled stays so: its slot failed, or its outcome cannot be recorded.
+        # They are in the order in which they end.
+        ended = list(takewhile(lambda one: one[1].deadline <= now, self._unsettled.items()))
+        for key, copy in ended:
+            del self._unsettled[key]
+            self._unsettled_bytes -= len(copy.payload)
 
     def _track(self, copies: Sequence[DeliveryTask]) -> None:
         unsettled = self._unsettled

@@ -22,9 +22,12 @@ request of a user, and `process` builds a worker from the settings.
 | the endpoint fails | a retry after the backoff, then the sideline; the lane makes fewer attempts |
 | the endpoint fails many times in a row | its circuit opens: tasks are held, and probes are sent |
 | the endpoint hangs | its lane is saturated: tasks are held, and other lanes are not delayed |
+| more waits than the rate lets start | the rest is held; other lanes are not delayed |
 | the worker dies | its claims end within 2 s; attempts in progress may be made again |
 | an attempt crashes its worker | after three crashes it is made in a sandbox process |
 | PostgreSQL is unavailable | outcomes wait; attempts end, and no new tasks are claimed |
+| PostgreSQL refuses a claim | it is tried again; other claims and attempts go on |
+| PostgreSQL never accepts an outcome | its task is attempted again when the claim ends |
 | the broker is unavailable | attempts go on; waiting tasks are delivered again |
 | settings change | lanes get them by notification, or with the next task's version |
 | the endpoint's settings are not valid | tasks are held; the subscription has the reason |

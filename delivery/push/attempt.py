@@ -7,6 +7,7 @@ from typing import Final, assert_never
 from delivery.push.endpoint_state import EndpointEvent, EndpointSignal, record_result
 from delivery.push.endpoints import Endpoint
 from delivery.push.errors import AttemptCrashedError, ClaimExpiredError
+from delivery.push.event_items import request_body
 from delivery.push.lane import Lane
 from delivery.push.retry import decide_retry
 from delivery.push.sandbox.client import MAX_CRASHES, SandboxClient
@@ -49,13 +50,19 @@ class AttemptExecutor:
         self._clock = clock
         self._random = random
 
-    async def attempt(self, task: DeliveryTask, lane: Lane) -> AttemptReport:
-        """Attempt a task and adapt its lane. ClaimExpiredError: no attempt was made."""
+    async def attempt(
+        self, task: DeliveryTask, lane: Lane, *, is_probe: bool = False
+    ) -> AttemptReport:
+        """Attempt a task and adapt its lane. ClaimExpiredError: no attempt was made.
+
+        `is_probe`: it is sent to find out whether the open circuit can be closed.
+        """
         clock, endpoint = self._clock, lane.endpoint
         if task.expires_at <= clock.monotonic():
             return DeliveryOutcome(task=task, state=State.EXPIRED), ()
         try:
-            headers = endpoint.headers(task, clock.now_ms() // 1000)
+            body = request_body(task)
+            headers = endpoint.headers(task, body, clock.now_ms() // 1000)
         except (ValueError, AttributeError):
             _log.exception("delivery %s cannot be encoded as a request", task.delivery_id)
             outcome = DeliveryOutcome(
@@ -75,7 +82,7 @@ class AttemptExecutor:
                 result = await self._sandbox.send(
                     endpoint.url,
                     headers,
-                    task.payload,
+                    body,
                     organisation=endpoint.organisation,
                     timeout_s=endpoint.timeout_s,
                     start_before=task.deadline - endpoint.timeout_s,
@@ -84,7 +91,7 @@ class AttemptExecutor:
                 result = await self._sender.send(
                     endpoint.url,
                     headers,
-                    task.payload,
+                    body,
                     organisation=endpoint.organisation,
                     timeout_s=endpoint.timeout_s,
                 )
@@ -111,7 +118,7 @@ class AttemptExecutor:
         result = endpoint.hide_headers(result)
         now = clock.monotonic()
         lane.on_attempt_done(now, started=started)
-        events = record_result(lane, task, result, started=started, now=now)
+        events = record_result(lane, result, is_probe=is_probe, started=started, now=now)
         record = lane.endpoint.record  # the policy at the end of the attempt counts
         outcome = DeliveryOutcome(
             task, _DELIVERED, result, 0, None, endpoint.host, record.policy.version

@@ -332,6 +332,8 @@ class BrokerIntakeConsumer:
             if tasks := self._in_flight.next_to_claim(now, _CLAIM_BATCH):
                 claimed = await self._claim_or_wait(tasks, now)
         except StorageRefusedError as exc:
+            if not self._writer.is_connected:
+                raise BrokerUnavailableError(str(exc)) from exc
             OUTAGES.record_failure(exc, _CLAIM_OUTAGE)
             self._in_flight.retry_claim()
             await asyncio.sleep(_RETRY_S)

@@ -18,7 +18,6 @@ from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.db.queue.throttle import MAX_RECIPIENTS, SharedLaneState
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
 from rooms.ports import Clock
 
@@ -61,15 +60,15 @@ class EndpointEvent:
 
 def record_result(
     lane: Lane,
-    task: DeliveryTask,
     result: AttemptResult,
     *,
+    is_probe: bool,
     started: float,
     now: float,
 ) -> Sequence[EndpointEvent]:
     """Adapt the lane to the result of an attempt, and return what it shows about the endpoint.
 
-    Times are monotonic seconds.
+    Times are monotonic seconds. `is_probe`: it was sent although the circuit was open.
     """
     if result.error is None:
         lane.concurrency.on_success(
@@ -81,11 +80,11 @@ def record_result(
         or result.status >= _FIRST_SERVER_ERROR
     ):
         lane.concurrency.on_overload(started=started, now=now)
-    return _track_failures(lane, task, result, now) if lane.tracks_failures else ()
+    return _track_failures(lane, result, now, is_probe=is_probe) if lane.tracks_failures else ()
 
 
 def _track_failures(
-    lane: Lane, task: DeliveryTask, result: AttemptResult, now: float
+    lane: Lane, result: AttemptResult, now: float, *, is_probe: bool
 ) -> Sequence[EndpointEvent]:
     events: list[EndpointEvent] = []
     endpoint = lane.endpoint
@@ -98,9 +97,11 @@ def _track_failures(
     ):
         lane.breaker.succeeded()
         lane.failure_streak.succeeded(now)
-        if endpoint.is_probe(task):
+        # Also if another probe is named by now, because this one took longer than the period.
+        if is_probe and record.circuit_open:
             events.append(EndpointEvent(signal=EndpointSignal.CIRCUIT_CLOSED, endpoint=endpoint))
-        if record.failing:
+        if record.failing or lane.reported_failing:
+            lane.reported_failing = False
             events.append(EndpointEvent(signal=EndpointSignal.HEALTHY, endpoint=endpoint))
         return events
     closed = record.circuit_open or lane.tripped_version == record.version
@@ -112,6 +113,7 @@ def _track_failures(
     if lasted is None or policy.disable_after_ms is None:
         return events
     if not record.failing:
+        lane.reported_failing = True
         events.append(
             EndpointEvent(signal=EndpointSignal.FAILING, endpoint=endpoint, failing_s=lasted)
         )

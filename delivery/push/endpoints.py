@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
-from delivery.push.event_items import MemberIds, publisher_of, wrapped_payload
+from delivery.push.event_items import MemberIds, envelope_of, publisher_of
 from delivery.push.http.signing import Signer, parse_secret
 from delivery.push.redaction import hidden_texts, hide
 from rooms.db.connection import PersistentConnection
@@ -114,12 +114,15 @@ class Endpoint:
         """Return a result that repeats no value of the configured headers."""
         return hide(result, self._hidden)
 
-    def headers(self, task: DeliveryTask, now_s: int) -> bytes:
-        """Return the header lines of an attempt, signed for `now_s` (epoch seconds)."""
+    def headers(self, task: DeliveryTask, body: bytes, now_s: int) -> bytes:
+        """Return the header lines of an attempt that sends `body`, signed for `now_s`.
+
+        `now_s`: epoch seconds.
+        """
         lines = (
             f"webhook-id: {task.delivery_id}\r\n"
             f"webhook-timestamp: {now_s}\r\n"
-            f"webhook-signature: {self._signer.sign(task.delivery_id, now_s, task.payload)}\r\n"
+            f"webhook-signature: {self._signer.sign(task.delivery_id, now_s, body)}\r\n"
             f"Rooms-Delivery-Attempt: {task.attempt}\r\n"
             f"Rooms-Delivery-Delay: {task.delay_ms}\r\n"
             f"Rooms-Correlation-Id: {task.correlation_id}\r\n"
@@ -216,8 +219,8 @@ class EndpointCache:
     ) -> dict[SubscriptionId, EndpointLookup]:
         """Return the endpoints of tasks, no older than the version each was claimed with.
 
-        Call it once for a claimed task: it puts the payload into an EventItem where the endpoint
-        asks for one.
+        A task whose endpoint asks for EventItems gets its envelope. One that was released and
+        claimed again may get another.
         """
         found: dict[SubscriptionId, EndpointLookup] = {}
         stale: dict[SubscriptionId, RoomId] = {}
@@ -239,16 +242,15 @@ class EndpointCache:
         if stale:
             found.update(await self._load(stale, now))
         if any(isinstance(one, Endpoint) and one.record.event_item for one in found.values()):
-            await self._wrap(tasks, found, now)
+            await self._set_envelopes(tasks, found, now)
         return found
 
-    async def _wrap(
+    async def _set_envelopes(
         self,
         tasks: Iterable[DeliveryTask],
         endpoints: Mapping[SubscriptionId, EndpointLookup],
         now: float,
     ) -> None:
-        """Make the bodies of GovStack's EventItems, once for each claimed task."""
         wanted = []
         for task in tasks:
             endpoint = endpoints[task.subscription_id]
@@ -257,7 +259,7 @@ class EndpointCache:
         members = await self._members.find({one for _, one in wanted if one is not None}, now)
         for task, organisation in wanted:
             member_id = None if organisation is None else members[organisation]
-            task.payload = wrapped_payload(task, member_id)
+            task.envelope = envelope_of(task, member_id)
 
     async def current(
         self, subscription_ids: Iterable[SubscriptionId], now: float

@@ -9,7 +9,7 @@ from typing import Final
 from rooms.db.connection import Connection, PersistentConnection
 from rooms.db.pg_arrays import literal_array
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.govstack import ClientId, event_item
+from rooms.domain.govstack import ClientId, ItemEnvelope, event_item
 from rooms.domain.ids import OrganisationId
 from rooms.errors import StorageUnavailableError
 
@@ -71,17 +71,24 @@ def publisher_of(task: DeliveryTask, room_owner: OrganisationId) -> Organisation
     return (identity.organisation or room_owner) if identity.has_publisher else None
 
 
-def wrapped_payload(task: DeliveryTask, member_id: str | None) -> bytes:
-    """Return the EventItem of a task; `member_id` None: it names no publisher."""
+def envelope_of(task: DeliveryTask, member_id: str | None) -> ItemEnvelope:
+    """Return the envelope of a task; `member_id` None: it names no publisher."""
+    if member_id is None:
+        return ItemEnvelope(None)
+    application = None if task.identity is None else task.identity.application
+    return ItemEnvelope(ClientId(member_id=member_id, application=application))
+
+
+def request_body(task: DeliveryTask) -> bytes:
+    """Return what is sent and signed: the payload, in an EventItem if the task has an envelope."""
+    envelope = task.envelope
+    if envelope is None:
+        return task.payload
     identity = task.identity
-    publisher = None
-    if member_id is not None:
-        application = None if identity is None else identity.application
-        publisher = ClientId(member_id=member_id, application=application)
     return event_item(
         task.message_id,
         task.event_type,
         task.payload,
-        publisher=publisher,
+        publisher=envelope.publisher,
         sequence=None if identity is None else identity.sequence,
     )

@@ -4,6 +4,8 @@ busy        more tasks wait than slots are free: further tasks stay in the queue
             queue cannot keep them, those that the lane will not start in the next seconds are held
 saturated   tasks wait and no slot was freed for a second: they are held in PostgreSQL, and released
             when slots are free again
+limited     more tasks wait than the rate lets start in the next seconds: the rest is held as
+            saturated, and released as its tokens come
 closed      paused, disabled, its circuit open, or deleted: waiting tasks are held, or cancelled
 
 The number of slots adapts to the endpoint (`delivery.push.concurrency`). With a rate limit, a slot
@@ -30,6 +32,7 @@ SATURATED_AFTER_S: Final = 1.0
 OVERFLOW_AFTER_S: Final = 10.0
 """If the queue cannot keep tasks, a lane keeps as many as it completes in this time.
 
+With a rate limit it keeps as many as the rate lets start in this time, whatever the queue can do.
 At 2,000 a second that is a worker's whole credit. The time is short compared with a claim, and
 tasks of other lanes wait no longer than this behind the lane's own.
 """
@@ -53,6 +56,7 @@ class Lane:
         "_last_done_at",
         "_max_slots",
         "_measured_from",
+        "_rate",
         "_starved",
         "_was_full",
         "breaker",
@@ -64,6 +68,7 @@ class Lane:
         "gone_version",
         "next_token_at",
         "reported_concurrency",
+        "reported_failing",
         "shed_count",
         "tokens",
         "tracks_failures",
@@ -86,12 +91,18 @@ class Lane:
         """The version at which this worker opened its circuit; perhaps not written."""
         self.breaker = CircuitBreaker()
         self.failure_streak = FailureStreak()
+        self.reported_failing = False
+        """This worker reported failures since its last success; the record may not show it yet."""
         self.tokens: int | None = None
         """Attempts that the rate allows now; None: there is no rate limit."""
         self.next_token_at = now
         self.shed_count = 0
-        """Tasks held as saturated since the lane last ran empty, or nothing was held any more."""
+        """Tasks held as saturated since the lane last ran empty, or nothing was held any more.
+
+        With a rate limit only the latter counts: between two tokens a lane is often empty.
+        """
         self._fast = True
+        self._rate: tuple[float | None, int] = (None, 0)
         self._apply_settings(now)
         self._capacity = _MIN_CAPACITY
         self._last_done_at = now
@@ -123,6 +134,9 @@ class Lane:
         policy = record.throttle
         self.concurrency.set_maximum(policy.max_concurrency or self._max_slots)
         self.tokens = None if policy.rate_per_s is None else (self.tokens or 0)
+        if (rate := (policy.rate_per_s, policy.rate_burst)) != self._rate:
+            # The next token by the former rate may be a quarter of an hour away.
+            self._rate, self.next_token_at = rate, now
         self.tracks_failures = bool(policy.circuit_failures or policy.disable_after_ms)
         """True if failures may open its circuit, or disable it."""
         self.failing_since = now - record.failing_s if record.failing else now
@@ -181,7 +195,7 @@ class Lane:
                     return None
                 self.tokens -= 1
             return self.waiting.popleft()
-        if self._fast:
+        if self._fast and self.tokens is None:
             # A hanging lane runs empty too when its attempts end, because no task may wait for it.
             self.shed_count = 0
         if self._starved:
@@ -223,22 +237,59 @@ class Lane:
     def pop_overflow(self, now: float) -> list[DeliveryTask]:
         """Remove and return the last tasks, as many as will not start soon.
 
-        In its first second a lane keeps all, because its speed is not known yet.
+        In its first second a lane keeps all that its rate allows: its speed is not known yet.
         """
-        limit = self._keep_limit(now)
-        overflow: list[DeliveryTask] = []
-        while limit is not None and len(self.waiting) > limit:
-            overflow.append(self.waiting.pop())
-        return overflow
+        limits = self._keep_limit(now, OVERFLOW_AFTER_S), self._rate_keep_limit(now)
+        return self._pop_beyond(min((one for one in limits if one is not None), default=None))
 
-    def _keep_limit(self, now: float) -> int | None:
+    def pop_beyond_rate(self, now: float) -> list[DeliveryTask]:
+        """Remove and return the last tasks, as many as the rate will not let start soon.
+
+        If some were held, the lane keeps no more than its capacity. So those that are still in the
+        queue are held, too, and are released in their order.
+        """
+        limit = self._rate_keep_limit(now)
+        if limit is not None and self.shed_count:
+            limit = min(limit, self._capacity)
+        found = self._pop_beyond(limit)
+        if found:
+            self._was_full = False
+        return found
+
+    def pop_unstartable(self, now: float) -> list[DeliveryTask]:
+        """Remove and return the last tasks, as many as will not start before their claims end."""
+        if not self.waiting:
+            return []
+        left_s = self.waiting[-1].deadline - now - self.endpoint.timeout_s - CLAIM_MARGIN_S
+        return self._pop_beyond(self._keep_limit(now, max(0.0, left_s)))
+
+    def _pop_beyond(self, limit: int | None) -> list[DeliveryTask]:
+        found: list[DeliveryTask] = []
+        while limit is not None and len(self.waiting) > limit:
+            found.append(self.waiting.pop())
+        return found
+
+    def _keep_limit(self, now: float, within_s: float) -> int | None:
+        """Return how many tasks the lane completes in this time; None: that is not known yet."""
         elapsed = now - self._measured_from
         if elapsed < _MIN_MEASURE_S or (not self.waiting and self.busy < self.slots):
             return None
         if elapsed > _MAX_MEASURE_S:
             self._done_count, elapsed = self._done_count / 2, elapsed / 2
             self._measured_from = now - elapsed
-        return max(_MIN_CAPACITY, round(self._done_count / elapsed * OVERFLOW_AFTER_S))
+        return max(_MIN_CAPACITY, round(self._done_count / elapsed * within_s))
+
+    def startable_by_rate(self, now: float) -> int | None:
+        """Return how many tasks the rate lets start in the next seconds; None: it has no limit."""
+        rate_per_s = self._rate[0]
+        if self.tokens is None or rate_per_s is None:
+            return None
+        left_s = OVERFLOW_AFTER_S - max(0.0, self.next_token_at - now)
+        return self.tokens + (int(left_s * rate_per_s) + 1 if left_s >= 0 else 0)
+
+    def _rate_keep_limit(self, now: float) -> int | None:
+        # If no token is awaited, the bucket may be full, and a burst may start at once.
+        return None if self.next_token_at <= now else self.startable_by_rate(now)
 
     def expect_tasks(self, count: int, now: float) -> None:
         """Record that tasks were queued, which this or another worker will claim."""
@@ -263,7 +314,14 @@ class Lane:
             and self.failure_streak.since is not None
             and not self.endpoint.record.failing
         )
-        return empty and not has_unrecorded_streak and now - self._last_done_at >= IDLE_AFTER_S
+        # Without it, the time of the next token would have to be found out again.
+        awaits_token = self.tokens is not None and self.next_token_at > now
+        return (
+            empty
+            and not has_unrecorded_streak
+            and not awaits_token
+            and now - self._last_done_at >= IDLE_AFTER_S
+        )
 
     def is_saturated(self, now: float) -> bool:
         """Return whether every slot is busy and none was freed for a second."""
@@ -284,18 +342,35 @@ class Lane:
         """Return how many more tasks the lane can take without having them held again.
 
         After tasks were held as saturated, only free slots count; else the queue's capacity too.
+        With a rate limit slots are free while no token is, so only hanging attempts count as such.
         """
         free = self.slots - self.busy - len(self.waiting)
-        return max(0, free - self._expected_now(now) if self.shed_count else free + self._capacity)
+        if self.shed_count and (self.tokens is None or not self._fast):
+            return self._within_rate(free - self._expected_now(now), now)
+        return self._in_portions(self._within_rate(free + self._capacity, now), now)
 
     def free_capacity_for_released(self, now: float) -> int:
         """Return how many held tasks may be released, if the queue cannot skip full lanes."""
         # Half of the limit, because released tasks must not be held again for new ones beside them.
-        limit = self._keep_limit(now)
+        limit = self._keep_limit(now, OVERFLOW_AFTER_S)
         capacity = self._capacity if limit is None else min(self._capacity, limit // 2)
-        return max(
-            0, self.slots - self.busy + capacity - len(self.waiting) - self._expected_now(now)
-        )
+        free = self.slots - self.busy + capacity - len(self.waiting) - self._expected_now(now)
+        return self._in_portions(self._within_rate(free, now), now)
+
+    def _within_rate(self, free: int, now: float) -> int:
+        """Return how many of so many free places the rate lets tasks use soon."""
+        startable = self.startable_by_rate(now)
+        if startable is not None:
+            free = min(free, startable - len(self.waiting) - self._expected_now(now))
+        return max(0, free)
+
+    def _in_portions(self, free: int, now: float) -> int:
+        """Return 0 for less than half of what a limited lane can take.
+
+        It would be a statement for each token.
+        """
+        startable = self.startable_by_rate(now)
+        return free if startable is None or free * 2 >= min(startable, _MIN_CAPACITY) else 0
 
 
 class Lanes:

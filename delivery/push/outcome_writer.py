@@ -39,6 +39,10 @@ class OutcomeWriter:
         *,
         on_committed: Callable[[Sequence[DeliveryOutcome]], Awaitable[None]],
     ) -> None:
+        """Call `on_committed` with what was recorded.
+
+        The claims of other tasks end unsettled, and each is attempted again.
+        """
         self._outcomes = outcomes
         self._on_committed = on_committed
         self._pending: list[DeliveryOutcome] = []
@@ -73,10 +77,11 @@ class OutcomeWriter:
                 )
             batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
             last_size = len(batch)
-            await self._commit(batch)
-            await self._on_committed(batch)
+            if recorded := await self._commit(batch):
+                await self._on_committed(recorded)
 
-    async def _commit(self, outcomes: Sequence[DeliveryOutcome]) -> None:
+    async def _commit(self, outcomes: Sequence[DeliveryOutcome]) -> Sequence[DeliveryOutcome]:
+        """Return those that were recorded: all, unless PostgreSQL never accepts some of them."""
         tries, in_doubt = 0, False
         while True:
             try:
@@ -88,16 +93,13 @@ class OutcomeWriter:
                 tries += 1
             except Exception:  # noqa: BLE001 - an outcome that PostgreSQL never accepts must not stop all others
                 if len(outcomes) > 1:
-                    for outcome in outcomes:
-                        await self._commit([outcome])
-                elif (without_text := _without_response_text(outcomes[0])) is not None:
-                    await self._commit([without_text])
-                else:
-                    _log.exception(
-                        "cannot record an outcome; its task is claimed again later: %r",
-                        outcomes[0],
-                    )
-                return
+                    return [one for outcome in outcomes for one in await self._commit([outcome])]
+                if (without_text := _without_response_text(outcomes[0])) is not None:
+                    return await self._commit([without_text])
+                _log.exception(
+                    "cannot record an outcome; its task is claimed again later: %r", outcomes[0]
+                )
+                return ()
             else:
                 OUTAGES.record_success(_COMMIT_OUTAGE)
-                return
+                return outcomes

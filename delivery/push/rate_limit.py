@@ -7,6 +7,7 @@ because it dies or the lane is closed at that moment, are lost.
 """
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import Final
 
@@ -29,6 +30,8 @@ class TokenClient:
         self._shared_lanes = shared_lanes
         self._clock = clock
         self._waiting_lanes: dict[SubscriptionId, Lane] = {}
+        self._next_at = math.inf
+        """The time of the first token that is awaited."""
         self._wake = asyncio.Event()
 
     def request_tokens(self, lane: Lane) -> None:
@@ -36,6 +39,8 @@ class TokenClient:
         # A lane that was removed may be there still, until the time of its next token.
         if self._waiting_lanes.get(lane.subscription_id) is not lane:
             self._waiting_lanes[lane.subscription_id] = lane
+            self._wake.set()
+        elif lane.next_token_at < self._next_at:  # its rate was changed
             self._wake.set()
 
     async def next_lanes(self) -> list[Lane]:
@@ -56,30 +61,31 @@ class TokenClient:
                     return lanes
 
     def _pause_s(self) -> float | None:
-        if not self._waiting_lanes:
-            return None
-        at = min(lane.next_token_at for lane in self._waiting_lanes.values())
-        return max(_MIN_WAIT_S, at - self._clock.monotonic())
+        waiting = self._waiting_lanes.values()
+        self._next_at = min((lane.next_token_at for lane in waiting), default=math.inf)
+        return max(_MIN_WAIT_S, self._next_at - self._clock.monotonic()) if waiting else None
 
     async def _take_tokens(self) -> list[Lane]:
         now = self._clock.monotonic()
-        requests = []
+        requests: dict[SubscriptionId, TokenRequest] = {}
         for subscription_id, lane in list(self._waiting_lanes.items()):
             policy, missing = lane.endpoint.record.throttle, lane.missing_tokens()
             if not missing or policy.rate_per_s is None:
                 del self._waiting_lanes[subscription_id]
             elif lane.next_token_at <= now:
-                requests.append(
-                    TokenRequest(subscription_id, missing, policy.rate_per_s, policy.rate_burst)
+                requests[subscription_id] = TokenRequest(
+                    subscription_id, missing, policy.rate_per_s, policy.rate_burst
                 )
         if not requests:
             return []
-        grants = await self._shared_lanes.take_tokens(requests)
+        grants = await self._shared_lanes.take_tokens(list(requests.values()))
         now = self._clock.monotonic()
         got = []
         for subscription_id, grant in grants.items():
-            lane = self._waiting_lanes[subscription_id]
-            lane.next_token_at = now + grant.next_token_s
+            lane, request = self._waiting_lanes[subscription_id], requests[subscription_id]
+            policy = lane.endpoint.record.throttle
+            if (policy.rate_per_s, policy.rate_burst) == (request.per_s, request.burst):
+                lane.next_token_at = now + grant.next_token_s
             if lane.tokens is not None and grant.tokens:
                 lane.tokens += grant.tokens
                 got.append(lane)

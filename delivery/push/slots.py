@@ -125,7 +125,7 @@ class SlotPool:
 
     async def _run_probe(self, lane: Lane, task: DeliveryTask) -> None:
         try:
-            self._record(lane, await self._attempts.attempt(task, lane))
+            self._record(lane, await self._attempts.attempt(task, lane, is_probe=True))
         except ClaimExpiredError:
             self._unsent.release_later([task])
         finally:

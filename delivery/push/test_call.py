@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from delivery.push.endpoints import Endpoint
-from delivery.push.event_items import wrapped_payload
+from delivery.push.event_items import envelope_of, request_body
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import load_endpoints
 from rooms.db.secrets import Cipher
@@ -81,12 +81,13 @@ class PingSender:
             identity=DeliveryIdentity(has_publisher=False),
         )
         if record.event_item:
-            task.payload = wrapped_payload(task, None)
-        headers = endpoint.headers(task, now_ms // 1000)
+            task.envelope = envelope_of(task, None)
+        body = request_body(task)
+        headers = endpoint.headers(task, body, now_ms // 1000)
         result = await self._sender.send(
             endpoint.url,
             headers,
-            task.payload,
+            body,
             organisation=endpoint.organisation,
             timeout_s=endpoint.timeout_s,
         )

@@ -94,14 +94,21 @@ class UnsentHandler:
             self.settle_all(tasks, State.HELD, Reason.DISABLED)
 
     def hold_overflow(self, lane: Lane, now: float) -> None:
-        """Hold the tasks that the lane will not start soon, if the queue cannot keep them."""
-        if not self.supports_exclude:
+        """Hold the tasks that the lane will not start soon.
+
+        If the queue can keep tasks, only those beyond the lane's rate are held. It could keep them,
+        too, but would deliver hundreds of them for every few that the rate lets start.
+        """
+        if self.supports_exclude:
+            self.hold_closed(lane, lane.pop_beyond_rate(now), Reason.SATURATED)
+        else:
             self.settle_all(lane.pop_overflow(now), State.HELD, Reason.SATURATED)
 
     def check_lanes(self, now: float) -> None:
         """Hold the tasks of closed and overloaded lanes, and remove idle lanes.
 
-        Tasks whose claims are too short by now are released later.
+        Tasks whose claims are too short, or will be before an attempt, are released later. They are
+        held if the queue cannot keep them: it would deliver them again at once.
         """
         for lane in self._lanes:
             if lane.waiting or lane.subscription_id in self._lanes.full:
@@ -109,8 +116,12 @@ class UnsentHandler:
                 if reason is not None:
                     self.hold_closed(lane, lane.drain(), reason)
                 else:
-                    self._to_release += lane.pop_expired(now)
+                    expired = lane.pop_expired(now)
                     self.hold_overflow(lane, now)
+                    if self.supports_exclude:
+                        self._to_release += expired + lane.pop_unstartable(now)
+                    else:
+                        self.settle_all(expired, State.HELD, Reason.SATURATED)
                 self._lanes.on_task_dequeued(lane)
             elif lane.is_idle(now):
                 self._lanes.remove(lane)

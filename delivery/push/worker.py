@@ -320,7 +320,8 @@ class PushWorker:
     def _capacity_for_held(self, endpoint: Endpoint) -> int | None:
         now = self._clock.monotonic()
         lane = self._lanes.get_or_create(endpoint, now)
-        if lane.closed_reason(now) is not None:
+        # A token that is far away is not waited for in memory.
+        if lane.closed_reason(now) is not None or lane.startable_by_rate(now) == 0:
             return None
         return (
             lane.free_capacity(now)

@@ -133,6 +133,11 @@ class LogWriter:
         """This writer's number; it changes when the connection was lost."""
 
     @property
+    def is_connected(self) -> bool:
+        """Return whether the session still lives, as far as is known, and with it its claims."""
+        return self._connection is not None and not self._connection.closed
+
+    @property
     def host(self) -> str:
         """The machine this writer runs on, as the log names it."""
         return self._host

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.govstack import ItemEnvelope
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
 
@@ -19,8 +20,9 @@ class DeliveryTask:
     """Hold one attemptable unit of a delivery. (generation, attempt) are the version of its row.
 
     It is not frozen: a worker creates hundreds of thousands a minute, and frozen dataclasses cost
-    three times as much to create. Only the claim changes one, to match its row. It is not
-    keyword-only: creating one from a row with all fields costs a quarter.
+    three times as much to create. Only the claim changes one, to match its row, and the push
+    worker, to set its envelope. It is not keyword-only: creating one from a row with all fields
+    costs a quarter.
     """
 
     room_id: RoomId
@@ -57,6 +59,8 @@ class DeliveryTask:
     """
     expires_at: float = math.inf
     """Monotonic second of the expiry, set by the claim: the time of day of a process may be set."""
+    envelope: ItemEnvelope | None = None
+    """None: the payload is sent as it is. A push worker sets it once it knows the subscription."""
 
     @property
     def dedup_id(self) -> str:

@@ -50,6 +50,13 @@ class ClientId:
         return found if self.application is None else {**found, "applicationCode": self.application}
 
 
+@dataclass(frozen=True, slots=True)
+class ItemEnvelope:
+    """Mark a payload that is sent in an EventItem; `publisher` None: it names no publisher."""
+
+    publisher: ClientId | None
+
+
 def event_item(
     message_id: str,
     event_type: str,

@@ -81,7 +81,7 @@ class MemoryConsumer:
 
     def room(self) -> int:
         """Return the remaining credit."""
-        return self._credit - sum(map(len, self.unsettled.values()))
+        return min(self._credit, self._broker.window) - sum(map(len, self.unsettled.values()))
 
     def give(self, kept: _Kept) -> None:
         """Hand a copy out."""
@@ -122,11 +122,9 @@ class MemoryConsumer:
         self._go_on()
 
     async def release(self, copies: Sequence[DeliveryTask]) -> None:
-        """Give copies back at once."""
-        queue = self._broker.kept.get(self._subscription)
-        kept = self._take_off(copies)
-        if queue is not None:
-            self._broker.put_back(queue, [kept])
+        """Offer the same objects again here, as a consumer over STOMP does."""
+        self._inbox += [copy for copy in copies if copy.dedup_id in self.unsettled]
+        self._came.set()
 
     def _take_off(self, copies: Iterable[DeliveryTask]) -> list[_Kept]:
         found = []
@@ -148,7 +146,9 @@ class MemoryBroker:
     is_outbox = False
     users: BrokerUsers | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, window: int = 1_000_000) -> None:
+        """Hand out at most `window` messages that are not acknowledged, whatever the credit."""
+        self.window = window
         self.kept: dict[SubscriptionId | None, _Queue] = {None: _Queue()}
         self.opened = 0
         """Return the number of consumers ever opened."""

@@ -136,7 +136,7 @@ class BrokerClaims:
                 version,
                 deadline,
             )
-            task.crash_count = crash_count or 0
+            task.crash_count, task.envelope = crash_count or 0, None
             task.expires_ms = expires_at_ms
             task.expires_at = math.inf if life_ms is None else claimed_at + life_ms / 1000
             if expires_at_ms is not None:

@@ -288,7 +288,7 @@ class Outbox:
                 len(orphans),
                 orphans[0][1],
             )
-            await sideline_without_message(self._writer, orphans)
+            await self._sideline_orphans(orphans, rows[:count])
         return ClaimedBatch(
             at_us=last[8],
             xmin=last[9],
@@ -321,6 +321,16 @@ class Outbox:
         """Set the sequence numbers of tasks with an ordering key."""
         try:
             await add_sequences(self._writer, tasks)
+        except StorageRefusedError:
+            await self._release_rows([row[0] for row in claimed], [row[1] for row in claimed])
+            raise
+
+    async def _sideline_orphans(
+        self, orphans: Sequence[tuple[RoomId, DeliveryId]], claimed: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """Sideline deliveries whose messages are gone."""
+        try:
+            await sideline_without_message(self._writer, orphans)
         except StorageRefusedError:
             await self._release_rows([row[0] for row in claimed], [row[1] for row in claimed])
             raise

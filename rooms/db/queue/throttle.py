@@ -128,7 +128,8 @@ WITH v AS MATERIALIZED (
     UPDATE lanes t SET spent_until = g.since + g.granted / g.per_s * interval '1 s'
     FROM g WHERE g.granted > 0 AND t.room_id = ANY (ARRAY[g.room_id]) AND t.id = g.id
 )
-SELECT 0, n, granted, (floor(free + 1e-6) + 1 - free) / per_s FROM g UNION ALL SELECT 0, NULL, NULL, NULL
+SELECT 0, n, granted, CASE WHEN granted < floor(free + 1e-6) THEN 0 ELSE (floor(free + 1e-6) + 1 - free) / per_s END FROM g
+UNION ALL SELECT 0, NULL, NULL, NULL
 """
 _INSERT_LANES: Final = """
 WITH made AS (
@@ -161,7 +162,7 @@ class TokenRequest:
 class TokenGrant:
     """Hold the tokens that were granted.
 
-    The next one is free in `next_token_s`, unless another worker takes it.
+    The next one is free in `next_token_s` (0: now), unless another worker takes it.
     """
 
     tokens: int

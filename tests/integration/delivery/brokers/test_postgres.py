@@ -18,6 +18,7 @@ from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.state_machine import Reason, State
+from rooms.errors import StorageRefusedError
 from tests.support.broker_client import (
     COMES_BACK_S,
     CREDIT,
@@ -60,6 +61,46 @@ class SlowToAsk(Outbox):
         if self.due is not None:
             await asyncio.sleep(max(0.0, (self.due - datetime.now(UTC)).total_seconds() + 0.01))
         return await super().seconds_to_next_due(after_us)
+
+
+async def test_a_claim_that_ends_unsettled_returns_its_credit(installation: Installation) -> None:
+    """A slot broke, say, or its outcome cannot be recorded."""
+    subscription = await installation.subscribe()
+    (copy,) = await installation.publish(subscription)
+    await installation.queue(copy)
+    async with batches(
+        PostgresConsumer(installation.url, credit=1, claim_s=0.3, poll_s=0.1)
+    ) as found:
+        first, second = await anext(found), await anext(found)
+    assert deliveries(first) == deliveries(second) == [copy.delivery_id]
+
+
+async def test_a_refused_claim_leaves_the_other_claims_as_they_are(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full, say, for a moment: attempts go on, and no other worker begins them."""
+    subscription = await installation.subscribe()
+    (before,) = await installation.publish(subscription)
+    await installation.queue(before)
+    consumer = PostgresConsumer(installation.url, credit=10, claim_s=60, poll_s=0.1)
+    async with batches(consumer) as found:
+        assert deliveries(await anext(found)) == [before.delivery_id]
+        worker, real, refusals = consumer.worker_id, Outbox.claim, iter([True, True])
+
+        async def claim(outbox: Outbox, **named: Any) -> ClaimedBatch:
+            if next(refusals, False):
+                raise StorageRefusedError("no space left on device")
+            return await real(outbox, **named)
+
+        monkeypatch.setattr(Outbox, "claim", claim)
+        (after,) = await installation.publish(subscription)
+        await installation.queue(after)
+        assert deliveries(await anext(found)) == [after.delivery_id]
+        assert consumer.worker_id == worker
+        row = await installation.work("outbox", before)
+        assert row is not None
+        assert row["worker"] == worker
+        assert row["claimed_until"] > datetime.now(UTC)
 
 
 async def test_work_due_between_a_claim_and_the_next_due_query_does_not_wait_for_the_poll(

@@ -1,15 +1,22 @@
 """Check a push worker's copies from another broker: each version is attempted once, by one worker of several."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import psycopg
 import pytest
 
 from delivery.push.broker_intake import BrokerIntake, BrokerIntakeConsumer, reconnect_pause_s
+from delivery.push.endpoints import EndpointCache
+from delivery.push.errors import ClaimExpiredError
+from delivery.push.event_items import request_body
+from rooms.db.connection import PersistentConnection
 from rooms.db.queue.broker_claims import BrokerClaims
+from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
@@ -18,7 +25,7 @@ from rooms.domain.work_location import BrokerMode, WorkLocation, relayed_mode
 from rooms.errors import BrokerUnavailableError, StorageRefusedError
 from rooms.ports import MalformedMessage
 from tests.support.fake_broker import MemoryBroker
-from tests.support.installation import PATIENCE_S, Installation, until
+from tests.support.installation import PATIENCE_S, SEAL, Installation, until
 from tests.support.push_worker import CallsClock, ScriptedSender, answered, working
 
 CREDIT = 1000
@@ -80,6 +87,13 @@ async def empty(broker: MemoryBroker) -> None:
         return await broker.depth(None) == 0
 
     await until(there, "the broker to be empty")
+
+
+@asynccontextmanager
+async def endpoints_of(installation: Installation) -> AsyncIterator[EndpointCache]:
+    connection = PersistentConnection(installation.url, name="rooms endpoints")
+    yield EndpointCache(connection, SEAL, set_status_reason=lambda _record, _reason: None)
+    await connection.close()
 
 
 @asynccontextmanager
@@ -435,6 +449,33 @@ async def test_a_claim_that_is_not_settled_is_taken_again_when_it_expires(
         assert second.deadline > first.deadline or second is first
 
 
+async def test_an_outcome_that_cannot_be_recorded_is_not_settled_at_the_broker(
+    installation: Installation,
+    broker: MemoryBroker,
+    sender: ScriptedSender,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its task is claimed and attempted again when the claim ends."""
+    subscription = await installation.subscribe(timeout_ms=100)
+    real, refuses = OutcomeQueries.decide, True
+
+    async def decide(
+        queries: OutcomeQueries, outcomes: Sequence[DeliveryOutcome], **named: object
+    ) -> int:
+        if refuses:
+            raise psycopg.DataError("no value for this")
+        return await real(queries, outcomes, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(OutcomeQueries, "decide", decide)
+    async with working(installation, sender, broker=broker, claim_s=3.0):
+        (copy,) = await send(installation, broker, subscription)
+        await sender.called(lambda: len(sender.calls) == 1, "the first attempt")
+        await sender.called(lambda: len(sender.calls) == 2, "the second attempt")
+        assert broker.settled == []
+        refuses = False
+        await until_state(installation, copy, State.DELIVERED)
+
+
 async def test_postgresql_takes_no_claims_for_a_moment(
     installation: Installation, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,6 +601,60 @@ async def test_a_retry_is_another_copy(installation: Installation, sender: Scrip
         await until_state(installation, copy, State.DELIVERED)
     assert [call.attempt for call in sender.calls] == [0, 1, 2]
     assert [call.headers["Rooms-Delivery-Delay"] for call in sender.calls] == ["0", "50", "100"]
+
+
+async def test_a_released_event_item_is_sent_in_one_envelope(
+    installation: Installation, sender: ScriptedSender, broker: MemoryBroker
+) -> None:
+    """Check what is attempted again here: the broker offers the same task, and not a copy of it."""
+    subscription = await installation.subscribe(event_item=True)
+    sender.plan(subscription, ClaimExpiredError(), ClaimExpiredError())
+    async with working(installation, sender, broker=broker):
+        (copy,) = await send(installation, broker, subscription, payload=b'{"n": 1.0}')
+        await until_state(installation, copy, State.DELIVERED)
+    bodies = {call.body for call in sender.calls}
+    assert len(sender.calls) == 3
+    assert bodies == {
+        b'{"id":"%b","eventType":"order.created","event":{"n": 1.0}}' % copy.message_id.encode()
+    }
+
+
+async def test_a_released_task_is_sent_as_its_subscription_wants_it_now(
+    installation: Installation, sender: ScriptedSender, broker: MemoryBroker
+) -> None:
+    subscription = await installation.subscribe(event_item=True)
+    async with (
+        consuming(installation, broker) as consumer,
+        endpoints_of(installation) as endpoints,
+    ):
+        (copy,) = await send(installation, broker, subscription)
+        batches, bodies = consumer.batches(), []
+        for is_item in (True, False, True):
+            await installation.change(subscription, event_item=is_item)
+            tasks = await anext(batches)
+            await endpoints.for_tasks(tasks, time.monotonic())
+            bodies += [request_body(task) for task in tasks]
+            await consumer.release(tasks)
+        assert bodies[1] == copy.payload
+        assert bodies[0] == bodies[2] != bodies[1]
+
+
+async def test_limited_lanes_leave_the_window_of_the_broker_to_others(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """Twelve lanes of 16 messages fill the window: what the rate does not let start is held."""
+    broker = MemoryBroker(window=12 * 16)
+    free = await installation.subscribe()
+    slow = [await installation.subscribe(rate_per_s=0.001, rate_burst=1) for _ in range(12)]
+    for _ in range(16):
+        for subscription in slow:
+            await send(installation, broker, subscription)
+    async with working(installation, sender, broker=broker):
+        await sender.called(lambda: len(sender.calls) == 12, "those that may come")
+        (copy,) = await send(installation, broker, free)
+        await until_state(installation, copy, State.DELIVERED)
+        await empty(broker)
+    assert await installation.states() == {"delivered": 13, "held": 12 * 15}
 
 
 async def test_a_broken_reader_breaks_the_consumer(

@@ -3,6 +3,7 @@
 With one worker and with two.
 """
 
+import asyncio
 import time
 from contextlib import AsyncExitStack
 
@@ -11,6 +12,7 @@ import pytest
 from delivery.push.endpoint_state import EndpointSignal
 from rooms.db.notify import Channel
 from rooms.db.queue.throttle import DISABLED_EVENT
+from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.state_machine import State
@@ -168,6 +170,33 @@ async def test_a_probe_whose_worker_dies_is_sent_by_another(
     assert len({call.delivery for call in sender.calls[before:]}) == 2
 
 
+async def test_an_endpoint_slower_than_the_period_of_probes_closes_its_circuit(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """The next probe is named while the first is under way, whose success still closes it."""
+    subscription = await installation.subscribe(
+        circuit_failures=2, circuit_open_ms=100, delivery_attempts=100, delivery_delay_ms=1
+    )
+    may_answer, original = asyncio.Semaphore(2), sender.send
+
+    async def slowly(*arguments: object, **named: object) -> AttemptResult:
+        answer = await original(*arguments, **named)  # type: ignore[arg-type]
+        await may_answer.acquire()
+        return answer
+
+    sender.send = slowly  # type: ignore[method-assign]
+    async with working(installation, sender, slots=1):
+        await open_circuit(installation, sender, subscription)
+        before = len(sender.calls)
+        await many(installation, subscription, 5)
+        await sender.called(lambda: len(sender.calls) >= before + 2, "two probes")
+        may_answer.release()
+        await until(lambda: is_closed(installation), "the first success to close the circuit")
+        for _ in range(10):
+            may_answer.release()
+        await is_state(installation, State.DELIVERED, 7)
+
+
 async def test_what_was_held_is_drained_at_its_rate(
     installation: Installation, sender: ScriptedSender
 ) -> None:
@@ -223,6 +252,54 @@ async def test_a_limited_lane_delays_no_other(
         await installation.change(slow, rate_per_s=None)
         await ring(installation, work)
         await is_state(installation, State.DELIVERED, 90)
+
+
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)
+async def test_limited_lanes_leave_the_memory_of_a_worker_to_others(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """Four lanes have more than all payloads in memory may take, and one token each."""
+    free = await installation.subscribe()
+    slow = [await installation.subscribe(rate_per_s=0.001, rate_burst=1) for _ in range(4)]
+    for subscription, count in zip(slow, (500, 500, 100, 100), strict=True):
+        await installation.publish_many(subscription, count)
+    await installation.rows(
+        "UPDATE messages SET payload = convert_to(repeat('x', 256 * 1024), 'UTF8')"
+    )
+    async with working(installation, sender) as work:
+        await sender.called(lambda: len(sender.calls) == 4, "those that may come")
+        # By then all of the memory was taken, if the lanes kept what they had claimed.
+        due = await installation.value("SELECT now() + interval '2 s'")
+        (copy,) = await deliver(installation, free, due=due)
+
+        async def delivered() -> bool:
+            return await installation.state(copy) is State.DELIVERED
+
+        await until(delivered, "the other's", within_s=10)
+        await is_state(installation, State.HELD, 1196)
+        assert sum(len(lane.waiting) for lane in work.worker._lanes) == 0
+        assert len(sender.calls) == 5
+
+
+async def test_what_a_limited_lane_cannot_take_is_held_and_comes_at_its_rate(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """As many wait here as may start in ten seconds; the others are held, each of them once."""
+    subscription = await installation.subscribe(rate_per_s=4.0, rate_burst=1)
+    await installation.publish_many(subscription, 300)
+    async with working(installation, sender) as work:
+
+        async def surplus_is_held() -> bool:
+            return (await installation.states()).get(State.HELD, 0) >= 250
+
+        await until(surplus_is_held, "what does not start in ten seconds to be held")
+        assert sum(len(lane.waiting) for lane in work.worker._lanes) <= 42
+        await sender.called(lambda: len(sender.calls) >= 4, "calls at its rate")
+        await installation.change(subscription, rate_per_s=1000.0, rate_burst=1000)
+        await ring(installation, work)
+        await is_state(installation, State.DELIVERED, 300)
+    holds = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'held'")
+    assert holds <= 300
 
 
 async def test_max_concurrency_holds(installation: Installation, sender: ScriptedSender) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from delivery.brokers.postgres import PostgresConsumer
 from delivery.push.endpoint_state import EndpointSignal
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
@@ -712,6 +713,24 @@ async def test_a_slow_endpoint_keeps_little_in_memory_and_the_rest_in_the_queue(
 
 async def all_delivered(installation: Installation, count: int) -> bool:
     return await installation.states() == {"delivered": count}
+
+
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)
+async def test_event_items_return_the_memory_that_their_payloads_took(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    subscription = await installation.subscribe(event_item=True)
+    async with working(installation, sender) as work:
+        await installation.publish_many(subscription, 50)
+        await until(lambda: all_delivered(installation, 50), "all of them")
+        consumer = work.worker._consumer
+        assert isinstance(consumer, PostgresConsumer)
+
+        async def settled() -> bool:
+            return not consumer._unsettled
+
+        await until(settled, "the last ones to be settled")
+        assert consumer._unsettled_bytes == 0
 
 
 async def test_changed_settings_affect_only_their_room(

@@ -76,7 +76,7 @@ def epoch_s() -> int:
 
 
 def lines(endpoint: Endpoint, copy: DeliveryTask, now_s: int = NOW_S) -> list[tuple[str, str]]:
-    text = endpoint.headers(copy, now_s).decode("latin-1")
+    text = endpoint.headers(copy, copy.payload, now_s).decode("latin-1")
     assert text.endswith("\r\n")
     assert "\r\n\r\n" not in text
     return [
@@ -288,4 +288,4 @@ def test_invalid_settings_are_refused(changed: dict[str, object]) -> None:
 @pytest.mark.parametrize("own", [b"no json", b'{"X-Snowman": "\xe2\x98\x83"}'])
 def test_headers_that_cannot_be_written_are_a_value_error(own: bytes) -> None:
     with pytest.raises(ValueError):
-        Endpoint(RECORD, SEAL).headers(replace(TASK, headers=own), NOW_S)
+        Endpoint(RECORD, SEAL).headers(replace(TASK, headers=own), PAYLOAD, NOW_S)

@@ -335,3 +335,98 @@ def test_released_tasks_are_awaited_before_more_are_released() -> None:
     assert found.free_capacity_for_released(0.8) >= 7
     # Those that do not arrive were claimed by another worker.
     assert found.free_capacity_for_released(3.0) == found.slots + 2 * LEAST
+
+
+def limited_lane(rate_per_s: float, *, next_token_in_s: float) -> Lane:
+    policy = replace(RECORD.throttle, rate_per_s=rate_per_s)
+    found = Lane(Endpoint(replace(RECORD, throttle=policy), SEAL), slots=4, now=0.0)
+    found.next_token_at = next_token_in_s
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "next_token_in_s", "kept"),
+    [(0.001, 900.0, 0), (0.001, 9.0, 1), (0.5, 2.0, 5), (20.0, 0.05, 200), (60.0, 0.01, 500)],
+)
+def test_a_limited_lane_keeps_what_its_rate_lets_start_in_ten_seconds(
+    rate_per_s: float, next_token_in_s: float, kept: int
+) -> None:
+    for pop in (Lane.pop_beyond_rate, Lane.pop_overflow):
+        found, given_ = limited_lane(rate_per_s, next_token_in_s=next_token_in_s), tasks(500)
+        found.enqueue(given_, 0.0)
+        assert pop(found, 0.0) == given_[kept:][::-1]
+        assert pop(found, 0.0) == []
+
+
+def test_a_lane_whose_bucket_may_be_full_keeps_all_tasks() -> None:
+    found = limited_lane(0.001, next_token_in_s=5.0)
+    found.enqueue(tasks(500), 0.0)
+    assert found.pop_beyond_rate(5.0) == []
+
+
+def test_once_tasks_are_held_a_limited_lane_leaves_none_in_the_queue() -> None:
+    """Those in the queue are older than those that are released, and would be attempted after them."""
+    found = limited_lane(20.0, next_token_in_s=0.05)
+    found.enqueue(tasks(500), 0.0)
+    assert found.is_full()
+    found.shed_count += len(found.pop_beyond_rate(0.0))
+    found.shed_count += len(found.pop_beyond_rate(0.0))
+    assert len(found.waiting) == LEAST
+    assert not found.is_full()
+    run_dry(found)
+    found.tokens = 1
+    assert found.dequeue() is not None
+    assert found.persistently_saturated, "it is often empty between two tokens"
+    found.on_none_held()
+    assert not found.persistently_saturated
+
+
+def test_a_limited_lane_takes_what_its_rate_lets_start_and_half_of_it_at_least() -> None:
+    found = limited_lane(1.0, next_token_in_s=1.0)
+    found.shed_count = 1
+    assert found.free_capacity(0.0) == found.free_capacity_for_released(0.0) == 10
+    found.enqueue(tasks(4), 0.0)
+    assert found.free_capacity(0.0) == found.free_capacity_for_released(0.0) == 6
+    found.enqueue(tasks(2), 0.0)
+    assert found.free_capacity(0.0) == found.free_capacity_for_released(0.0) == 0
+    assert limited_lane(0.001, next_token_in_s=10.1).free_capacity(0.0) == 0
+    assert limited_lane(0.001, next_token_in_s=9.9).free_capacity(0.0) == 1
+    assert limited_lane(1000.0, next_token_in_s=0.0).free_capacity(0.0) == 4 + LEAST
+
+
+def test_a_hanging_limited_lane_takes_only_what_it_can_start() -> None:
+    found = limited_lane(1000.0, next_token_in_s=0.0)
+    found.shed_count, found.busy = 1, 3
+    found.on_attempt_done(10.0, started=0.0)
+    assert found.free_capacity(10.0) == 1
+
+
+def test_a_lane_that_awaits_a_token_is_not_idle() -> None:
+    found = limited_lane(0.001, next_token_in_s=1000.0)
+    assert not found.is_idle(999.0)
+    assert found.is_idle(1000.0)
+
+
+def test_a_changed_rate_ends_the_wait_for_a_token() -> None:
+    found = limited_lane(0.001, next_token_in_s=1000.0)
+    same = replace(found.endpoint.record, version=9)
+    found.update(Endpoint(same, SEAL), 1.0)
+    assert found.next_token_at == 1000.0
+    faster = replace(same, throttle=replace(same.throttle, rate_per_s=5.0))
+    found.update(Endpoint(faster, SEAL), 2.0)
+    assert found.next_token_at == 2.0
+
+
+def test_what_a_slow_lane_will_not_start_before_its_claims_end_is_returned_early() -> None:
+    found = lane(slots=1)
+    given_ = tasks(500, deadline=43.0)
+    found.enqueue(given_, 0.0)
+    assert found.pop_unstartable(0.9) == []
+    now = busy_for(found, 0.0, 3.0, 1.0)
+    least_s = found.endpoint.timeout_s + CLAIM_MARGIN_S
+    returned = found.pop_unstartable(now)
+    assert len(found.waiting) == round(43.0 - now - least_s)
+    assert returned[0] is given_[-1]
+    fast = lane(slots=1)
+    fast.enqueue(given_, 0.0)
+    assert fast.pop_unstartable(busy_for(fast, 0.0, 3.0, 20.0)) == []

@@ -17,21 +17,30 @@ RATE_PER_S = 0.001
 
 
 class Bucket:
-    """Grant the first token at once, and the next one after 1,000 s."""
+    """Grant the first token at once, and the next one after the time that the rate needs."""
 
     def __init__(self) -> None:
         self.granted = 0
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def take_tokens(
         self, requests: Sequence[TokenRequest]
     ) -> dict[SubscriptionId, TokenGrant]:
         self.granted += 1
-        return {one.subscription: TokenGrant(1, 1 / RATE_PER_S) for one in requests}
+        self.asked.set()
+        await self.may_answer.wait()
+        return {one.subscription: TokenGrant(1, 1 / one.per_s) for one in requests}
+
+
+def limited(rate_per_s: float = RATE_PER_S) -> Endpoint:
+    policy = replace(RECORD.throttle, rate_per_s=rate_per_s, rate_burst=1)
+    return Endpoint(replace(RECORD, throttle=policy), SEAL)
 
 
 def limited_lane(clock: StoppedClock) -> Lane:
-    policy = replace(RECORD.throttle, rate_per_s=RATE_PER_S, rate_burst=1)
-    return Lane(Endpoint(replace(RECORD, throttle=policy), SEAL), slots=4, now=clock.monotonic())
+    return Lane(limited(), slots=4, now=clock.monotonic())
 
 
 async def test_a_new_lane_does_not_wait_for_the_next_token_of_the_one_before_it() -> None:
@@ -50,3 +59,33 @@ async def test_a_new_lane_does_not_wait_for_the_next_token_of_the_one_before_it(
     async with asyncio.timeout(5):
         assert await client.next_lanes() == [lane]
     assert (lane.tokens, bucket.granted) == (1, 2)
+
+
+async def test_a_changed_rate_does_not_wait_for_the_next_token_of_the_former_one() -> None:
+    clock, bucket = StoppedClock(), Bucket()
+    client, lane = TokenClient(cast("SharedLaneState", bucket), clock=clock), limited_lane(clock)
+    lane.enqueue([TASK, TASK], clock.monotonic())
+    client.request_tokens(lane)
+    assert await client.next_lanes() == [lane]
+    waiting = asyncio.create_task(client.next_lanes())
+    await asyncio.sleep(0)  # it waits for the next token
+    lane.update(limited(50.0), clock.monotonic())
+    client.request_tokens(lane)
+    async with asyncio.timeout(5):
+        assert await waiting == [lane]
+    assert (lane.tokens, bucket.granted) == (2, 2)
+    assert lane.next_token_at == clock.monotonic() + 1 / 50
+
+
+async def test_a_rate_that_changes_during_a_request_counts_from_then_on() -> None:
+    clock, bucket = StoppedClock(), Bucket()
+    client, lane = TokenClient(cast("SharedLaneState", bucket), clock=clock), limited_lane(clock)
+    lane.enqueue([TASK, TASK], clock.monotonic())
+    bucket.may_answer.clear()
+    client.request_tokens(lane)
+    waiting = asyncio.create_task(client.next_lanes())
+    await bucket.asked.wait()
+    lane.update(limited(50.0), clock.monotonic())
+    bucket.may_answer.set()
+    assert await waiting == [lane]
+    assert lane.next_token_at == clock.monotonic()

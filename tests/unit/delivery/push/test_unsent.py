@@ -1,16 +1,19 @@
 """Test notices of saturated lanes: sent in turns by workers, kept briefly by publishers."""
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from delivery.push.endpoints import Endpoint
-from delivery.push.lane import Lane, Lanes
-from delivery.push.unsent import SaturationReporter
+from delivery.push.lane import CLAIM_MARGIN_S, Lane, Lanes
+from delivery.push.outcome_writer import OutcomeWriter
+from delivery.push.unsent import SaturationReporter, UnsentHandler
+from rooms.db.queue.outcomes import DeliveryOutcome
 from rooms.domain.ids import SubscriptionId
-from rooms.domain.state_machine import SubscriptionStatus
+from rooms.domain.state_machine import Reason, State, SubscriptionStatus
 from rooms.publishing.backpressure import HINT_TTL_S, SaturatedEndpoints
-from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
+from tests.unit.delivery.push.test_endpoints import RECORD, SEAL, TASK
 
 
 class Watch:
@@ -98,3 +101,30 @@ def test_many_lanes_are_reported_in_turns() -> None:
     assert len(reported) == len(set(reported)) == 200, "a wake-up does not carry more"
     crowding.report_due(10.5)
     assert len(set(reported)) == 250
+
+
+class Outcomes:
+    """Collect outcomes."""
+
+    def __init__(self) -> None:
+        self.added: list[DeliveryOutcome] = []
+
+    def add(self, outcome: DeliveryOutcome) -> None:
+        self.added.append(outcome)
+
+
+@pytest.mark.parametrize("supports_exclude", [True, False])
+def test_expired_tasks_return_to_a_queue_that_keeps_them_and_are_held_otherwise(
+    supports_exclude: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    lanes, outcomes = Lanes(slots=4, on_full_changed=lambda _identities: None), Outcomes()
+    reporter = SaturationReporter(lanes, lambda _identity: None)
+    unsent = UnsentHandler(lanes, cast("OutcomeWriter", outcomes), reporter)
+    unsent.supports_exclude = supports_exclude
+    lane = lanes.get_or_create(Endpoint(RECORD, SEAL), 0.0)
+    lane.enqueue([replace(TASK, deadline=100.0)], 0.0)
+    unsent.check_lanes(100.0 - lane.endpoint.timeout_s - CLAIM_MARGIN_S + 0.1)
+    assert len(unsent.take_to_release()) == supports_exclude
+    assert [(one.state, one.reason) for one in outcomes.added] == (
+        [] if supports_exclude else [(State.HELD, Reason.SATURATED)]
+    )

@@ -209,6 +209,21 @@ async def test_a_rested_bucket_holds_its_burst_and_no_more(
     assert (await lanes.take_tokens([slow]))[subscription].tokens == 20
 
 
+async def test_a_bucket_that_is_not_empty_has_its_next_token_now(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    """A lane takes what its slots can use at once, and would wait with the rest of its burst."""
+    subscription = await installation.subscribe()
+    lanes = SharedLaneState(writers[0])
+    grants = [
+        (await lanes.take_tokens([TokenRequest(subscription, 4, 0.001, 10)]))[subscription]
+        for _ in range(3)
+    ]
+    assert [grant.tokens for grant in grants] == [4, 4, 2]
+    assert [grant.next_token_s for grant in grants[:2]] == [0, 0]
+    assert 900 < grants[2].next_token_s <= 1000
+
+
 async def test_failures_are_recorded_once_and_cleared_by_a_success(
     installation: Installation, writers: tuple[LogWriter, LogWriter]
 ) -> None:
