@@ -15,10 +15,7 @@ EXPIRES_AT: Final = (
 """
 
 IS_OPERATIONAL: Final = "m.publisher_id IS NULL AND starts_with(m.event_type, 'rooms.')"
-"""The condition that Rooms itself published the message `m`, for one subscription only.
-
-A message that was made again from a broker's copy has no publisher either, but its own event type.
-"""
+"""`IS_OPERATIONAL_MESSAGE` of the message `m`."""
 
 MESSAGE_CTES: Final = f""", message AS (
     INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, expires_at, correlation_id, payload)

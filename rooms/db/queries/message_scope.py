@@ -1,7 +1,8 @@
 """Decide which messages of a room a principal sees, in which role, and which of their deliveries.
 
-The room's owner sees every message. Another organisation sees those that it published, and those
-with a delivery to a subscription of its own. A portal, and a key that is restricted to
+The room's owner sees every message, except those that Rooms made for the operational subscriptions
+of others. Another organisation sees those that it published, and those with a delivery to a
+subscription of its own. A portal, and a key that is restricted to
 subscriptions, sees as much as a subscriber, and what it published itself.
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.access import find_access
@@ -21,9 +22,16 @@ from rooms.db.queries.messages import (
     event_type_conditions,
     message_from_row,
     message_not_found,
+    same_millisecond,
     stored_caller_id,
 )
-from rooms.db.tables.messages import deliveries, delivery_log, message_ids, messages
+from rooms.db.tables.messages import (
+    IS_OPERATIONAL_MESSAGE,
+    deliveries,
+    delivery_log,
+    message_ids,
+    messages,
+)
 from rooms.db.tables.rooms import LIVE_GRANT, grants, subscriptions
 from rooms.domain.event_type_pattern import matches_any
 from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId, room_of
@@ -78,6 +86,20 @@ class MessageScope:
         if self.principal.subscriptions is not None:
             statement = statement.where(subscriptions.c.id.in_(self.principal.subscriptions))
         return statement
+
+    def is_for_owner(self) -> ColumnElement[bool]:
+        """Return the condition that the room's owner may see a message.
+
+        Those about operational events were made for one subscription, which may be of others.
+        """
+        made = deliveries.alias("made")
+        received = exists().where(
+            made.c.room_id == self.room.id,
+            *same_millisecond(made.c.id, messages.c.id),
+            made.c.message_id == messages.c.id,
+            made.c.subscription_id.in_(self.own_subscriptions()),
+        )
+        return or_(not_(IS_OPERATIONAL_MESSAGE), received)
 
     def is_own(self, subscription: SubscriptionId, organisation: OrganisationId | None) -> bool:
         """Return whether the principal is the subscriber; `organisation` None: the room's owner.
@@ -195,7 +217,10 @@ async def find_message_view(
         deliveries.c.subscription_id.in_(scope.own_subscriptions()),
     )
     statement = select(
-        *HEAD_COLUMNS, scope.published().label("published"), received.label("received")
+        *HEAD_COLUMNS,
+        scope.published().label("published"),
+        received.label("received"),
+        IS_OPERATIONAL_MESSAGE.label("operational"),
     ).where(
         messages.c.room_id == room,
         messages.c.id == identity,
@@ -206,7 +231,8 @@ async def find_message_view(
         if not scope.owns or principal.event_types is not None:
             raise message_not_found(identity)
         return MessageView(scope=scope, identity=identity, message=None, published=False)
-    if not (scope.owns or row["published"] or row["received"]):
+    is_owners = scope.owns and not row["operational"]
+    if not (is_owners or row["published"] or row["received"]):
         raise message_not_found(identity)
     return MessageView(
         scope=scope,
