@@ -202,7 +202,7 @@ async def _record(
     await record_created(
         connection, [(new, Actor.of(one.principal)) for one, new in created.items()]
     )
-    await append(connection, *[await creation.change.entry() for creation in created])
+    await append(connection, *[creation.change.entry() for creation in created])
 
 
 async def _check_only_one(
