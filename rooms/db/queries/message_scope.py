@@ -102,15 +102,13 @@ class MessageScope:
         return or_(not_(IS_OPERATIONAL_MESSAGE), received)
 
     def is_own(self, subscription: SubscriptionId, organisation: OrganisationId | None) -> bool:
-        """Return whether the principal is the subscriber; `organisation` None: the room's owner.
+        """Return whether the principal is the subscriber.
 
-        That is so where the row of an old subscription is gone.
+        `organisation` None: the row of the subscription is gone, and so is its organisation.
         """
-        if organisation is None and self.principal.is_portal:
-            return False
-        subscriber = organisation or self.room.organisation_id
-        return subscriber == self.principal.organisation_id and self.principal.may_use_subscription(
-            self.room.id, subscription
+        return (
+            organisation == self.principal.organisation_id
+            and self.principal.may_use_subscription(self.room.id, subscription)
         )
 
 
@@ -329,12 +327,8 @@ async def count_own_subscriptions(connection: AsyncConnection, view: MessageView
 async def find_others_subscriptions(
     connection: AsyncConnection, scope: MessageScope, identities: Collection[str]
 ) -> frozenset[str]:
-    """Return those subscriptions of a room that are not the principal's own."""
+    """Return those subscriptions of a room that are not the principal's own, or are gone."""
     if not identities:
         return frozenset()
-    statement = select(subscriptions.c.id).where(
-        subscriptions.c.room_id == scope.room.id,
-        subscriptions.c.id.in_(sorted(identities)),
-        subscriptions.c.id.not_in(scope.own_subscriptions()),
-    )
-    return frozenset((await connection.execute(statement)).scalars())
+    statement = scope.own_subscriptions().where(subscriptions.c.id.in_(sorted(identities)))
+    return frozenset(identities).difference((await connection.execute(statement)).scalars())
