@@ -185,7 +185,7 @@ async def _create_together(
             await _record(connection, created, status)
         else:
             await connection.rollback()  # the room was not changed
-    if created:
+    if created and status is not SubscriptionStatus.PENDING:
         services.notifier.notify(Channel.CONFIG, str(group.room))
     return [results[creation] for creation in creations]
 
