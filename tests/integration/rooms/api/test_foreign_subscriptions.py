@@ -453,7 +453,7 @@ async def test_a_restricted_key_reads_no_names_of_other_keys_in_a_history(api: A
 async def test_what_waits_for_approval_disturbs_no_publisher(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that a stranger makes nobody load the room again, however often it asks."""
+    """Check that a stranger makes no process load the room again, however often it asks."""
     owner, subscriber, room, first = await pending(api)
 
     async def plan() -> int:
