@@ -3,8 +3,9 @@
 A handler that changes something takes the argument `change`, and opens its transaction by
 `change.transaction()`. A transaction of several requests appends the `change.entry()` of each at
 its end (`rooms.api.subscription_creation`). Where a change is written by `services.writer`, which
-has a transaction of its own, the handler calls `change.record()` right after it. If the process
-dies between the two, the change is without its entry; the delivery log has it.
+has a transaction of its own, the handler calls `change.record()` after it, as its last step. If
+the process dies between the two, the change is without its entry; the delivery log has it. If the
+entry cannot be written, it is written later instead of a failure.
 """
 
 import asyncio
@@ -20,13 +21,15 @@ from litestar import Request
 from litestar.di import NamedDependency
 from litestar.exceptions import HTTPException
 from litestar.params import SkipValidation
+from litestar.status_codes import HTTP_500_INTERNAL_SERVER_ERROR
 from litestar.types import Scope as AsgiScope
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE, Caller, ServicesDep
 from rooms.api.deps import ApiServices
 from rooms.db.connection import transaction
-from rooms.db.journal import append, bounded
+from rooms.db.connection_shares import without_share
+from rooms.db.journal import append, bounded, has_entry
 from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome
 from rooms.domain.principal import Principal
@@ -47,6 +50,10 @@ _HIDDEN: Final = "***"
 _SECRET_NAMES: Final = frozenset({"password", "secret", "key", "payload", "headers"})
 _URL_NAMES: Final = frozenset({"push_url", "operational_url"})
 _MAX_DEPTH: Final = 8
+_COMMITTED: Final = "committed_change"
+"""The state of a request that made a change outside of the transaction of its entry: the entry that
+could not be written, or None.
+"""
 
 
 def shown(value: Any, depth: int = 0) -> Any:
@@ -82,9 +89,14 @@ class Change:
     """Describe one changing request to the journal."""
 
     def __init__(
-        self, request: Request[Any, Principal, Any], services: ApiServices, principal: Principal
+        self,
+        request: Request[Any, Principal, Any],
+        body: bytes,
+        services: ApiServices,
+        principal: Principal,
     ) -> None:
         self._request = request
+        self._body = body
         self._services = services
         self._principal = principal
         self.before: Any = None
@@ -103,20 +115,26 @@ class Change:
         async with transaction(self._services.engine) as connection:
             yield connection
             if not self.is_dry_run:
-                await append(connection, await self.entry())
+                await append(connection, self.entry())
 
     async def record(self) -> None:
-        """Write the entry of a change that was committed."""
-        async with transaction(self._services.engine) as connection:
-            await append(connection, await self.entry())
+        """Write the entry of a change that was committed, waiting for no share of connections.
 
-    async def entry(self) -> JournalEntry:
+        StorageUnavailableError, StorageRefusedError: it will be written once more.
+        """
+        state = self._request.scope["state"]
+        state[_COMMITTED] = entry = self.entry()
+        with without_share():
+            async with transaction(self._services.engine) as connection:
+                await append(connection, entry)
+        state[_COMMITTED] = None
+
+    def entry(self) -> JournalEntry:
         """Return the entry, as of now."""
         after = self.after
         if after is None:
-            body = await self._request.body()
             try:
-                after = shown(msgspec.json.decode(body)) if body else None
+                after = shown(msgspec.json.decode(self._body)) if self._body else None
             except msgspec.DecodeError:
                 after = None
         return make_entry(
@@ -140,8 +158,17 @@ async def provide_change(
     services: ServicesDep,
     principal: Caller,
 ) -> Change:
-    """Return the change that a request makes."""
-    return Change(request, services, principal)
+    """Return the change that a request makes.
+
+    Its body is read before anything is changed, as that fails where the client is gone.
+    """
+    body = await request.body() if _has_body(request) else b""
+    return Change(request, body, services, principal)
+
+
+def _has_body(request: Request[Any, Principal, Any]) -> bool:
+    headers = request.headers
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def make_entry(
@@ -212,7 +239,8 @@ class RefusalJournal:
     async def after_exception(self, error: Exception, scope: AsgiScope) -> None:
         """Note an error of a request that would have changed something (a hook of Litestar).
 
-        An attempt to act as another member is noted whatever the request would have done.
+        An attempt to act as another member is noted whatever the request would have done. A change
+        that was committed is noted as such, and only once.
         """
         principal = scope.get("auth")
         handler: Any = scope.get("route_handler")
@@ -224,11 +252,14 @@ class RefusalJournal:
         if not changes and not isinstance(error, OtherMemberError):
             return
         services: ApiServices = scope["litestar_app"].state.services
+        committed: JournalEntry | None = scope["state"].get(_COMMITTED)
+        if committed is None and _COMMITTED in scope["state"]:
+            return
         is_full = len(self._pending) >= _MAX_PENDING
-        if is_full or not self._buckets.take(principal.organisation_id):
+        if is_full or not (committed or self._buckets.take(principal.organisation_id)):
             services.metrics.journal_dropped.inc()
             return
-        entry = make_entry(
+        entry = committed or make_entry(
             services,
             principal,
             dict(scope),
@@ -237,7 +268,7 @@ class RefusalJournal:
             outcome=_outcome_of(error),
             reason=str(error) or type(error).__name__,
         )
-        task = asyncio.create_task(_write_refusal(services, entry))
+        task = asyncio.create_task(_write(services, entry))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
@@ -246,17 +277,22 @@ class RefusalJournal:
         await asyncio.gather(*self._pending, return_exceptions=True)
 
 
-async def _write_refusal(services: ApiServices, entry: JournalEntry) -> None:
+async def _write(services: ApiServices, entry: JournalEntry) -> None:
     try:
-        async with transaction(services.engine) as connection:
-            await append(connection, entry)
+        with without_share():
+            async with transaction(services.engine) as connection:
+                # An entry whose commit was in doubt may be there.
+                if not await has_entry(connection, entry):
+                    await append(connection, entry)
     except RoomsError as exc:
         services.metrics.journal_dropped.inc()
-        _log.warning("a refused attempt is not in the journal: %s", exc)
+        _log.warning("%s (%s) is not in the journal: %s", entry.action, entry.outcome, exc)
 
 
 def _outcome_of(error: Exception) -> Outcome:
-    refused = isinstance(error, HTTPException) or (
-        isinstance(error, RoomsError) and not isinstance(error, TransientError)
-    )
+    match error:
+        case HTTPException():
+            refused = error.status_code < HTTP_500_INTERNAL_SERVER_ERROR
+        case _:
+            refused = isinstance(error, RoomsError) and not isinstance(error, TransientError)
     return Outcome.REFUSED if refused else Outcome.FAILED

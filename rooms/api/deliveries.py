@@ -199,10 +199,10 @@ async def redeliver(
             f"it is {done.before}; only sidelined, expired, cancelled or dropped ones can be resent"
         )
     change.before = {"state": done.before}
-    await change.record()
     services.notifier.notify_queued(
         done.subscription_id if done.type is SubscriptionType.PULL else None
     )
+    await change.record()
     return await _read_delivery(services, principal, identity)
 
 

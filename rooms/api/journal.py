@@ -13,6 +13,7 @@ from msgspec import Struct
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
 from rooms.api.deps import ApiServices
+from rooms.api.key_watch import while_key_lasts
 from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import Since, Until, parse_id, parse_time
@@ -153,7 +154,7 @@ async def export_journal(
     rows = _csv_rows if file_format == "csv" else _ndjson_rows
     media_type = CSV_MEDIA_TYPE if file_format == "csv" else _NDJSON
     return Stream(
-        rows(services, organisation),
+        while_key_lasts(services, principal, rows(services, organisation)),
         headers={
             # The route's media type, which documents NDJSON, would replace that of the stream.
             "Content-Type": media_type,

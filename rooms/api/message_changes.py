@@ -119,8 +119,8 @@ async def cancel(
     view = await _find_message(services, principal, identity)
     changes = await withdrawals.cancel_message(services.writer, view.identity)
     _reject_unchanged(changes, _CANCELLED)
-    await change.record()
     _notify_queued(services, changes)  # the next delivery of its ordering key can start
+    await change.record()
     async with transaction(services.engine) as connection:
         named = await _named_changes(connection, view, changes)
     return CancelMessageResponse(

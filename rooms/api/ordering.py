@@ -139,9 +139,9 @@ async def skip_head(
         raise ConflictError(
             "the key is not blocked: its first unfinished delivery is not sidelined"
         )
-    await change.record()
     if called:
         services.notifier.notify_queued(identity if found.type is SubscriptionType.PULL else None)
+    await change.record()
     return SkipResponse(skipped=skipped, called=called)
 
 

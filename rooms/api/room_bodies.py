@@ -210,6 +210,6 @@ def to_room_response(room: Room, principal: Principal) -> RoomResponse:
     }
     own["reapprove_on"] = sorted(room.reapprove_on)
     own["operational_events"] = sorted(room.operational_events)
-    if room.organisation_id != principal.organisation_id:
+    if room.organisation_id != principal.organisation_id or principal.is_subscriber_only:
         own |= {"operational_url": None, "operational_events": None}
     return RoomResponse(**own, **throttle_fields(room.throttle))

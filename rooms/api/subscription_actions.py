@@ -23,7 +23,12 @@ from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import (
     SubscriptionResponse,
 )
-from rooms.api.subscriptions import describe_subscription, lock_subscription, parse_subscription
+from rooms.api.subscriptions import (
+    describe_subscription,
+    lock_subscription,
+    notify_of,
+    parse_subscription,
+)
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.subscription_secrets import replace_secret
 from rooms.db.catalog.subscription_states import (
@@ -144,7 +149,7 @@ async def rotate_secret(
         until = await replace_secret(
             connection, now, secret, services.cipher, overlap_s=rotation.overlap_s
         )
-    services.notifier.notify(Channel.CONFIG, str(now.room_id))
+    notify_of(services, now)
     return RotatedSecret(secret=secret, previous_secret_until=until)
 
 

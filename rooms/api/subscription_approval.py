@@ -31,7 +31,7 @@ from rooms.api.subscriptions import (
 )
 from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
-from rooms.db.catalog.rooms import touch_room, touch_shared_room
+from rooms.db.catalog.rooms import lock_shared_room, touch_room, touch_shared_room
 from rooms.db.catalog.subscription_states import Actor, SubscriptionAction, standing_of
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import create_job
@@ -332,8 +332,11 @@ async def terminate_subscription(
     identity = parse_subscription(subscription_id)
     async with change.transaction() as connection:
         found = await records.find_visible_subscription(connection, principal, identity)
-        await touch_shared_room(connection, found.room_id)
+        await lock_shared_room(connection, found.room_id)
         now = await records.find_visible_subscription(connection, principal, identity)
+        is_routed = now.status is not SubscriptionStatus.PENDING
+        if is_routed:
+            await touch_shared_room(connection, found.room_id)
         if now.belongs_to_room:
             raise ConflictError("it belongs to its room: clear the room's operational_url instead")
         _check_not_ended(now)
@@ -355,6 +358,8 @@ async def terminate_subscription(
             room=now.room_id,
             arguments={"room_id": now.room_id, "subscription_id": now.id, "name": now.name},
         )
+    if not is_routed:
+        return await describe_subscription(services, terminated, principal)
     return await _answer(services, principal, terminated)
 
 

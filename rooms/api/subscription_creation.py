@@ -185,7 +185,7 @@ async def _create_together(
             await _record(connection, created, status)
         else:
             await connection.rollback()  # the room was not changed
-    if created:
+    if created and status is not SubscriptionStatus.PENDING:
         services.notifier.notify(Channel.CONFIG, str(group.room))
     return [results[creation] for creation in creations]
 
@@ -202,7 +202,7 @@ async def _record(
     await record_created(
         connection, [(new, Actor.of(one.principal)) for one, new in created.items()]
     )
-    await append(connection, *[await creation.change.entry() for creation in created])
+    await append(connection, *[creation.change.entry() for creation in created])
 
 
 async def _check_only_one(

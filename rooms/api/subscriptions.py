@@ -100,10 +100,11 @@ async def lock_room(
     members = await lock_members(
         connection, {access.room.organisation_id, principal.organisation_id}
     )
-    locked = await room_records.touch_shared_room(connection, room)
-    if access.owns:
-        return RoomAccess.of_owner(locked), members
-    return await find_access(connection, principal, room), members
+    await room_records.lock_shared_room(connection, room)
+    access = await find_access(connection, principal, room)
+    if access.join()[0] is not SubscriptionStatus.PENDING:
+        await room_records.touch_shared_room(connection, room)
+    return access, members
 
 
 def entitled_interests(
@@ -302,7 +303,8 @@ async def change_settings(
     `version`: the one that the caller has read; ConflictError if it was changed since.
     """
     async with change.transaction() as connection:
-        now = await lock_subscription(connection, principal, identity)
+        now = await lock_subscription(connection, principal, identity, is_changed=bool(fields))
+        is_routed = bool(fields) and now.status is not SubscriptionStatus.PENDING
         if version is not None and version != now.version:
             raise ConflictError(
                 f"it was changed meanwhile: its version is {now.version}, not {version}. "
@@ -316,11 +318,12 @@ async def change_settings(
         reconciled: Sequence[Subscription] = ()
         if fields:
             now = await _change(connection, services, principal, now, fields)
-            if "event_types" in fields and now.approved_at is None:
+            if is_routed and "event_types" in fields and now.approved_at is None:
                 # What its grant did not cover may be covered now.
                 reconciled = await states.reconcile_grants(connection, now.room_id)
                 now = await records.find_subscription(connection, principal, identity)
-    notify_changed(services, now.room_id, reconciled)
+    if is_routed:
+        notify_changed(services, now.room_id, reconciled)
     return now
 
 
@@ -414,7 +417,7 @@ async def remove(
         change.before = {"name": now.name, "type": now.type, "status": now.status}
         await states.record(connection, now, states.Actor.of(principal), SubscriptionAction.DELETED)
         job = await delete_subscription_job(connection, services, principal, now)
-    services.notifier.notify(Channel.CONFIG, str(now.room_id))
+    notify_of(services, now)
     return job
 
 
@@ -435,15 +438,30 @@ async def event_type_versions(
 
 
 async def lock_subscription(
-    connection: AsyncConnection, principal: Principal, identity: SubscriptionId
+    connection: AsyncConnection,
+    principal: Principal,
+    identity: SubscriptionId,
+    *,
+    is_changed: bool = True,
 ) -> Subscription:
-    """Return the principal's own subscription with its room touched.
+    """Return the principal's own subscription with its room locked.
 
-    It is read again under the lock, as it may have changed before.
+    It is read again under the lock, as it may have changed before. The room is touched, unless
+    nothing is changed that routing reads: another organisation asks for a subscription as often as
+    it likes, and publishers must not load the room again each time.
     """
     found = await records.find_subscription(connection, principal, identity)
-    await room_records.touch_shared_room(connection, found.room_id)
-    return await records.find_subscription(connection, principal, identity)
+    await room_records.lock_shared_room(connection, found.room_id)
+    found = await records.find_subscription(connection, principal, identity)
+    if is_changed and found.status is not SubscriptionStatus.PENDING:
+        await room_records.touch_shared_room(connection, found.room_id)
+    return found
+
+
+def notify_of(services: ApiServices, before: Subscription) -> None:
+    """Notify every process of a changed subscription, unless routing did not read it before."""
+    if before.status is not SubscriptionStatus.PENDING:
+        services.notifier.notify(Channel.CONFIG, str(before.room_id))
 
 
 async def describe_subscription(

@@ -15,6 +15,7 @@ from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
 from rooms.api.deps import ApiServices
 from rooms.api.journal import ALL, OrganisationQuery
+from rooms.api.key_watch import while_key_lasts
 from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import parse_id, parse_time
@@ -183,7 +184,7 @@ async def export_usage(
         principal, organisation_id, by, (per, since, until), now, application=application
     )
     return Stream(
-        _csv_rows(services, query, complete),
+        while_key_lasts(services, principal, _csv_rows(services, query, complete)),
         headers={
             "Content-Type": CSV_MEDIA_TYPE,
             "Content-Disposition": 'attachment; filename="usage.csv"',

@@ -25,6 +25,7 @@ from rooms.db.principals import (
     KeyStanding,
     KnownKey,
     Network,
+    all_keys,
     known_key,
     select_client,
     standing_of,
@@ -50,8 +51,9 @@ _LENGTH_WITHOUT_CHECKSUM: Final = len(KEY_PREFIX) + 43
 """The length of a key without a checksum."""
 _KEY_LENGTH: Final = _LENGTH_WITHOUT_CHECKSUM + 6
 UNKNOWN_CACHE_S: Final = 60.0
-"""The time for which an unknown key is not looked up again. No key becomes valid whose text was
-known before.
+"""The time for which an unknown or revoked key is not looked up again: it does not become valid.
+
+One that has ended is looked up again after `CACHE_S`, because its end can be moved.
 """
 _MAX_CONCURRENT_LOOKUPS: Final = 2
 """The most connections of the pool for look-ups of keys never seen before; everyday queries keep
@@ -267,6 +269,7 @@ class ApiKeyAuthenticator:
         """Look up every key again."""
         self._cache.clear()
         self._clients.clear()
+        self._unknown_cache.clear()
 
     async def check_keys(
         self, principals: Collection[Principal]
@@ -379,7 +382,7 @@ class ApiKeyAuthenticator:
 
     async def _look_up(self, digest: bytes) -> KnownKey | None:
         asked_at = self._monotonic()
-        statement = valid_keys().where(
+        statement = all_keys().where(
             or_(
                 api_keys.c.key_hash == digest,
                 and_(
@@ -391,10 +394,13 @@ class ApiKeyAuthenticator:
         async with transaction(self._engine) as connection:
             row = (await connection.execute(statement)).mappings().one_or_none()
         self._cache.pop(digest, None)
-        if row is None:
+        if row is None or not row["is_valid"]:
+            may_be_extended = row is not None and row["revoked_at"] is None
+            self._unknown_cache.pop(digest, None)
             if len(self._unknown_cache) >= _MAX_CACHED:
                 del self._unknown_cache[next(iter(self._unknown_cache))]
-            self._unknown_cache[digest] = asked_at + UNKNOWN_CACHE_S
+            unknown_s = CACHE_S if may_be_extended else UNKNOWN_CACHE_S
+            self._unknown_cache[digest] = asked_at + unknown_s
             return None
         known = known_key(row, digest)
         if len(self._cache) >= _MAX_CACHED:

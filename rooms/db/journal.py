@@ -99,6 +99,18 @@ async def append(connection: AsyncConnection, *entries: JournalEntry) -> None:
     await connection.execute(_APPEND, parameters)
 
 
+async def has_entry(connection: AsyncConnection, entry: JournalEntry) -> bool:
+    """Return whether the chain of its organisation has an entry; what is being written is waited for."""
+    await connection.execute(_LOCK_HEAD, {"organisation_id": entry.organisation_id})
+    # Its time selects partitions and few rows; it is that of this process, before the first attempt.
+    found = select(journal.c.id).where(
+        journal.c.organisation_id == entry.organisation_id,
+        journal.c.at == entry.at,
+        journal.c.id == entry.id,
+    )
+    return await connection.scalar(found) is not None
+
+
 def _row(chained: ChainedEntry) -> dict[str, Any]:
     row = {name: getattr(chained.entry, name) for name in JournalEntry.__slots__}
     for side in ("before", "after"):

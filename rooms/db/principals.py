@@ -66,6 +66,11 @@ def valid_keys(*columns: ColumnElement[Any]) -> Select[Any]:
     return _keys_with_owners(*columns).where(_IS_VALID)
 
 
+def all_keys() -> Select[Any]:
+    """Return the keys with their organisations' columns, and whether each is valid (`is_valid`)."""
+    return _keys_with_owners(_IS_VALID.label("is_valid"))
+
+
 def select_client(identity: MemberIdentity) -> Select[Any]:
     """Return the credential of a client: of its application if it ever had one, else the general.
 
@@ -73,7 +78,7 @@ def select_client(identity: MemberIdentity) -> Select[Any]:
     """
     application = api_keys.c.application
     return (
-        _keys_with_owners(_IS_VALID.label("is_valid"))
+        all_keys()
         .where(
             organisations.c.member_id == identity.member_id,
             api_keys.c.kind == KeyKind.CLIENT.value,

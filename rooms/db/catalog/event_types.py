@@ -32,6 +32,7 @@ from rooms.db.tables.messages import messages
 from rooms.db.tables.rooms import event_type_versions, event_types, subscriptions
 from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, is_pattern
 from rooms.domain.ids import RoomId
+from rooms.domain.state_machine import ENDED_STATUSES
 from rooms.errors import ConflictError, FieldProblem, InvalidError, NotFoundError
 
 VERSION_BYTES: Final = 256
@@ -309,7 +310,7 @@ async def _check_unsubscribed(
 ) -> None:
     subscribed = select(subscriptions.c.name).where(
         subscriptions.c.room_id == room,
-        subscriptions.c.status != "deleted",
+        subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
         subscriptions.c.event_types.contains(type_coerce([interest], JSONB)),
     )
     found = await connection.scalar(subscribed.limit(1))

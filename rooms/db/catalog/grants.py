@@ -5,7 +5,7 @@ time can be computed. Every change needs `touch_room` in its transaction.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -24,12 +24,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
-from rooms.db.catalog.rooms import find_any_room, room_not_found
 from rooms.db.tables.rooms import LIVE_GRANT, grants, rooms
 from rooms.domain.event_type_pattern import MAX_PATTERNS
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.principal import Principal
-from rooms.domain.room import Subscription
 from rooms.domain.sharing import Grant, GrantId, GrantKind
 from rooms.errors import ConflictError, NotFoundError
 
@@ -266,45 +264,3 @@ def _grant(row: RowMapping) -> Grant:
         created_at=row["created_at"],
         revoked_at=row["revoked_at"],
     )
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-async def entitlements(
-    connection: AsyncConnection, subscription: Subscription, since: datetime
-) -> list[dict[str, Any]] | None:
-    """Return periods with event types after a time, as a replay job takes them; None: no limit.
-
-    The owner's own subscription has no limit. An approved one is entitled from its request on; one
-    by grant while there was a grant. ConflictError: there were too many grants since then.
-    """
-    room = await find_any_room(connection, subscription.room_id)
-    if room is None:
-        raise room_not_found(subscription.room_id)
-    if room.organisation_id == subscription.organisation_id:
-        return None
-    periods: list[dict[str, Any]] = []
-    if subscription.approved_at is not None:
-        periods.append(_period(None, subscription.created_at, None))
-    for grant in await grants_since(
-        connection, room.id, subscription.organisation_id, GrantKind.SUBSCRIBE, since
-    ):
-        ends = [end for end in (grant.until, grant.revoked_at) if end is not None]
-        periods.append(_period(grant.event_types, grant.starts_at, min(ends, default=None)))
-    return periods
-
-
-def _period(
-    event_types: tuple[str, ...] | None, start: datetime, end: datetime | None
-) -> dict[str, Any]:
-    return {
-        "event_types": None if event_types is None else list(event_types),
-        "from_us": _us(start),
-        "until_us": None if end is None else _us(end),
-    }
-
-
-def _us(at: datetime) -> int:
-    """Return microseconds since 1970, as exactly as PostgreSQL stores times."""
-    return (at - _EPOCH) // timedelta(microseconds=1)

@@ -53,6 +53,8 @@ POLICY_COLUMNS: Final = frozenset(
 
 # Prepared once: to build a statement takes longer than PostgreSQL needs to run it.
 _FIND: Final = select(rooms).where(rooms.c.id == bindparam("room"), rooms.c.deleting.is_(False))
+# As an update locks it, but publishers may go on with the plan that they have.
+_LOCK: Final = _FIND.with_only_columns(rooms.c.id).with_for_update(key_share=True)
 _TOUCH: Final = (
     update(rooms)
     .where(rooms.c.id == bindparam("room"), rooms.c.deleting.is_(False))
@@ -234,6 +236,12 @@ async def touch_room(
             .values(version=subscriptions.c.version + 1)
         )
     return _room(row)
+
+
+async def lock_shared_room(connection: AsyncConnection, identity: RoomId) -> None:
+    """Lock a room of any owner for a change that routing may not read. NotFoundError."""
+    if await connection.scalar(_LOCK, {"room": identity}) is None:
+        raise room_not_found(identity)
 
 
 async def touch_shared_room(connection: AsyncConnection, identity: RoomId) -> Room:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rooms.db.catalog.subscriptions import interests_from_json, subscription_not_found
 from rooms.db.jobs.jobs import OPEN_JOB, position_json, progress_cte
+from rooms.db.operational.messages import IS_OPERATIONAL
 from rooms.db.pg_arrays import text_array, word_array
 from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.db.writer import LogWriter
@@ -24,29 +25,31 @@ from rooms.domain.work_location import SCHEDULED, TO_RELAY
 BATCH: Final = 200
 
 # Messages are found by their ids. An id was drawn before its message was published, by the clock of
-# another machine, so the time is compared too, by an expression that matches no index.
-_SINCE: Final = "(m.published_at >= coalesce(%(since)s::timestamptz, '-infinity')) IS TRUE"
+# another machine, so the time is compared too, by an expression that matches no index. Messages
+# about operational events are for the subscription that they were made for, and no publish.
+_IS_PAST: Final = f"""(m.published_at >= coalesce(%(since)s::timestamptz, '-infinity')) IS TRUE
+    AND NOT ({IS_OPERATIONAL})"""
 _COUNT: Final = f"""
 SELECT 0, count(*) FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
-    AND {_SINCE}
+    AND {_IS_PAST}
 """  # noqa: S608 - constants of this package
 _COUNT_BUSINESS_KEYS: Final = f"""
 SELECT 0, coalesce(sum(n), 0)::int8 FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
     SELECT count(*) AS n FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
-        AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_SINCE}
+        AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST}
 ) c
 """  # noqa: S608 - constants of this package
 _PAGE: Final = f"""
 (SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
     CASE WHEN %(whole)s::bool THEN m.headers END, CASE WHEN %(whole)s::bool THEN m.payload END,
     (extract(epoch FROM m.published_at) * 1000000)::int8,
-    CASE WHEN m.directed THEN NOT EXISTS (
+    CASE WHEN m.directed OR m.publisher_id IS NULL THEN NOT EXISTS (
         SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id AND d.subscription_id = %(subscription)s::uuid
             AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
             AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
     ) ELSE false END
 FROM messages m
-WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_SINCE} ORDER BY m.id LIMIT %(limit)s::int4)
+WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST} ORDER BY m.id LIMIT %(limit)s::int4)
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 # The first messages of each key, by the index of business keys, and the first of all of them.
@@ -55,7 +58,7 @@ _PAGE_BUSINESS_KEYS: Final = _PAGE.replace(
     f"""FROM (
     SELECT n.id FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
         SELECT m.id FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
-            AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_SINCE} ORDER BY m.id LIMIT %(limit)s::int4
+            AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST} ORDER BY m.id LIMIT %(limit)s::int4
     ) n ORDER BY n.id LIMIT %(limit)s::int4
 ) f CROSS JOIN LATERAL (
     SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = f.id LIMIT 1
@@ -165,7 +168,8 @@ _INSERT: Final = _INSERT_TEMPLATE.format(
 class PastMessage:
     """Describe a published message; `newer`: published after the replay was requested.
 
-    `for_others`: published for destinations that do not include the subscription.
+    `for_others`: published for destinations that do not include the subscription. A message that
+    was made again from a broker's copy names none, so it is for those that had it.
     `headers` and `payload` are JSON, None if they were not asked for.
     """
 

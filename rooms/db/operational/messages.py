@@ -14,6 +14,9 @@ EXPIRES_AT: Final = (
 `o`; null: it has none.
 """
 
+IS_OPERATIONAL: Final = "m.publisher_id IS NULL AND starts_with(m.event_type, 'rooms.')"
+"""`IS_OPERATIONAL_MESSAGE` of the message `m`."""
+
 MESSAGE_CTES: Final = f""", message AS (
     INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout, expires_at, correlation_id, payload)
     SELECT room_id, message_id, event, 1, {PRIORITY}, 1, expires_at, message_id::text, payload FROM notice

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.db.connection import psycopg_url
 from rooms.db.queries.messages import event_type_conditions
 from rooms.db.tables.analysis import analysis_rows, analysis_runs
-from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.errors import StorageUnavailableError
 
@@ -29,7 +29,7 @@ _LOCK: Final = "SELECT pg_advisory_xact_lock(7233390)"
 _ROOM_OWNERS: Final = "SELECT id, organisation_id::text FROM rooms WHERE NOT deleting"
 _SUBSCRIBERS: Final = """
 SELECT s.id::text, s.organisation_id::text FROM subscriptions s JOIN rooms r ON r.id = s.room_id
-WHERE s.organisation_id <> r.organisation_id AND NOT r.deleting
+WHERE NOT r.deleting
 """
 _ONE_SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _RUN: Final = (
@@ -45,7 +45,7 @@ COPY analysis_rows (organisation_id, finding, number, run_id, rooms, subscriptio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """Hold the organisation of each room, and the subscribers that are not their room's owner."""
+    """Hold the organisation of each room, and that of each subscription."""
 
     rooms: Mapping[RoomId, OrganisationId]
     subscribers: Mapping[SubscriptionId, OrganisationId] = field(default_factory=dict)
@@ -55,9 +55,8 @@ class Owners:
         return self.rooms.get(RoomId(room))
 
     def of_subscription(self, identity: str) -> OrganisationId | None:
-        """Return the subscriber; None: the room is gone."""
-        subscriber = self.subscribers.get(SubscriptionId(identity))
-        return subscriber or self.of_room(room_of(identity))
+        """Return the subscriber; None: the room is gone, or the subscription and its organisation."""
+        return self.subscribers.get(SubscriptionId(identity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

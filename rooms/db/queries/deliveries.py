@@ -135,14 +135,11 @@ async def find_delivery(
         .join(rooms, rooms.c.id == deliveries.c.room_id)
         .where(
             *event_type_conditions(principal.event_types),
-            # The row of a deleted subscription may be gone.
-            func.coalesce(subscriptions.c.organisation_id, rooms.c.organisation_id)
-            == principal.organisation_id,
+            # Where its row is gone, the subscriber was an organisation that was deleted.
+            subscriptions.c.organisation_id == principal.organisation_id,
             rooms.c.deleting.is_(False),
         )
     )
-    if principal.is_portal:  # the row that is gone may have been of another organisation
-        statement = statement.where(subscriptions.c.organisation_id == principal.organisation_id)
     if principal.subscriptions is not None:
         statement = statement.where(deliveries.c.subscription_id.in_(principal.subscriptions))
     if principal.rooms is not None:
@@ -241,9 +238,8 @@ WITH t AS MATERIALIZED (
         JOIN rooms r ON r.id = d.room_id AND NOT r.deleting
         JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
         LEFT JOIN subscriptions s ON s.room_id = d.room_id AND s.id = d.subscription_id AND s.status NOT IN ('deleted', 'rejected', 'terminated')
-    WHERE d.room_id = %(room)s::int4 AND d.id = %(id)s::uuid AND coalesce(
-            (SELECT w.organisation_id FROM subscriptions w WHERE w.room_id = d.room_id AND w.id = d.subscription_id),
-            r.organisation_id) = %(organisation)s::uuid) t
+    WHERE d.room_id = %(room)s::int4 AND d.id = %(id)s::uuid AND %(organisation)s::uuid =
+            (SELECT w.organisation_id FROM subscriptions w WHERE w.room_id = d.room_id AND w.id = d.subscription_id)) t
 ), u AS (
     UPDATE deliveries d SET state = t.next, updated_at = now(), expires_at = t.expires_at,
         generation = d.generation + (t.next = 'queued')::int4,

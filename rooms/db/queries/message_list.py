@@ -141,7 +141,7 @@ def _of_room(
     before: str | None,
     limit: int,
 ) -> Select[Any]:
-    """Select every message for the owner, and for others those that they published."""
+    """Select every message that is for the owner, and for others those that they published."""
     statement = (
         select(
             *HEAD_COLUMNS,
@@ -157,8 +157,7 @@ def _of_room(
         .order_by(messages.c.id.desc())
         .limit(limit)
     )
-    if not scope.owns:
-        statement = statement.where(scope.published())
+    statement = statement.where(scope.is_for_owner() if scope.owns else scope.published())
     if before is not None:
         statement = statement.where(messages.c.id < before)
     if wanted.state is not None:
@@ -222,7 +221,7 @@ def _of_subscriptions(
         conditions.append(deliveries.c.id < before)
     by_others = by_publisher.conditions(scope)
     if scope.owns:
-        conditions += by_others
+        conditions += [scope.is_for_owner(), *by_others]
         received_column: ColumnElement[Any] = _NO_COUNT
     elif subscription is None:
         conditions.append(not_(func.coalesce(scope.published(), False)))

@@ -1,7 +1,8 @@
 """Decide which messages of a room a principal sees, in which role, and which of their deliveries.
 
-The room's owner sees every message. Another organisation sees those that it published, and those
-with a delivery to a subscription of its own. A portal, and a key that is restricted to
+The room's owner sees every message, except those that Rooms made for the operational subscriptions
+of others. Another organisation sees those that it published, and those with a delivery to a
+subscription of its own. A portal, and a key that is restricted to
 subscriptions, sees as much as a subscriber, and what it published itself.
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.access import find_access
@@ -21,9 +22,16 @@ from rooms.db.queries.messages import (
     event_type_conditions,
     message_from_row,
     message_not_found,
+    same_millisecond,
     stored_caller_id,
 )
-from rooms.db.tables.messages import deliveries, delivery_log, message_ids, messages
+from rooms.db.tables.messages import (
+    IS_OPERATIONAL_MESSAGE,
+    deliveries,
+    delivery_log,
+    message_ids,
+    messages,
+)
 from rooms.db.tables.rooms import LIVE_GRANT, grants, subscriptions
 from rooms.domain.event_type_pattern import matches_any
 from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId, room_of
@@ -79,16 +87,28 @@ class MessageScope:
             statement = statement.where(subscriptions.c.id.in_(self.principal.subscriptions))
         return statement
 
-    def is_own(self, subscription: SubscriptionId, organisation: OrganisationId | None) -> bool:
-        """Return whether the principal is the subscriber; `organisation` None: the room's owner.
+    def is_for_owner(self) -> ColumnElement[bool]:
+        """Return the condition that the room's owner may see a message.
 
-        That is so where the row of an old subscription is gone.
+        Those about operational events were made for one subscription, which may be of others.
         """
-        if organisation is None and self.principal.is_portal:
-            return False
-        subscriber = organisation or self.room.organisation_id
-        return subscriber == self.principal.organisation_id and self.principal.may_use_subscription(
-            self.room.id, subscription
+        made = deliveries.alias("made")
+        received = exists().where(
+            made.c.room_id == self.room.id,
+            *same_millisecond(made.c.id, messages.c.id),
+            made.c.message_id == messages.c.id,
+            made.c.subscription_id.in_(self.own_subscriptions()),
+        )
+        return or_(not_(IS_OPERATIONAL_MESSAGE), received)
+
+    def is_own(self, subscription: SubscriptionId, organisation: OrganisationId | None) -> bool:
+        """Return whether the principal is the subscriber.
+
+        `organisation` None: the row of the subscription is gone, and so is its organisation.
+        """
+        return (
+            organisation == self.principal.organisation_id
+            and self.principal.may_use_subscription(self.room.id, subscription)
         )
 
 
@@ -195,7 +215,10 @@ async def find_message_view(
         deliveries.c.subscription_id.in_(scope.own_subscriptions()),
     )
     statement = select(
-        *HEAD_COLUMNS, scope.published().label("published"), received.label("received")
+        *HEAD_COLUMNS,
+        scope.published().label("published"),
+        received.label("received"),
+        IS_OPERATIONAL_MESSAGE.label("operational"),
     ).where(
         messages.c.room_id == room,
         messages.c.id == identity,
@@ -206,7 +229,8 @@ async def find_message_view(
         if not scope.owns or principal.event_types is not None:
             raise message_not_found(identity)
         return MessageView(scope=scope, identity=identity, message=None, published=False)
-    if not (scope.owns or row["published"] or row["received"]):
+    is_owners = scope.owns and not row["operational"]
+    if not (is_owners or row["published"] or row["received"]):
         raise message_not_found(identity)
     return MessageView(
         scope=scope,
@@ -303,12 +327,8 @@ async def count_own_subscriptions(connection: AsyncConnection, view: MessageView
 async def find_others_subscriptions(
     connection: AsyncConnection, scope: MessageScope, identities: Collection[str]
 ) -> frozenset[str]:
-    """Return those subscriptions of a room that are not the principal's own."""
+    """Return those subscriptions of a room that are not the principal's own, or are gone."""
     if not identities:
         return frozenset()
-    statement = select(subscriptions.c.id).where(
-        subscriptions.c.room_id == scope.room.id,
-        subscriptions.c.id.in_(sorted(identities)),
-        subscriptions.c.id.not_in(scope.own_subscriptions()),
-    )
-    return frozenset((await connection.execute(statement)).scalars())
+    statement = scope.own_subscriptions().where(subscriptions.c.id.in_(sorted(identities)))
+    return frozenset(identities).difference((await connection.execute(statement)).scalars())

@@ -2,7 +2,17 @@
 
 from typing import Final
 
-from sqlalchemy import Boolean, Column, PrimaryKeyConstraint, Table, column, false, func, table
+from sqlalchemy import (
+    Boolean,
+    Column,
+    PrimaryKeyConstraint,
+    Table,
+    and_,
+    column,
+    false,
+    func,
+    table,
+)
 from sqlalchemy.dialects.postgresql import REAL
 
 from rooms.db.tables.columns import (
@@ -47,6 +57,14 @@ messages: Final = Table(
 """`publisher_organisation_id` null: the room's owner published it. `caller_id` is the key of
 `message_ids`: that of another organisation begins with the organisation. `directed`: it was
 published with `destinations`.
+"""
+
+IS_OPERATIONAL_MESSAGE: Final = and_(
+    messages.c.publisher_id.is_(None), messages.c.event_type.startswith("rooms.", autoescape=True)
+)
+"""The condition that Rooms itself published a message, for one operational subscription.
+
+A message that was made again from a broker's copy has no publisher either, but its own event type.
 """
 
 message_ids: Final = Table(

@@ -28,6 +28,7 @@ from rooms.api.govstack.management.delegation import (
     named_route,
 )
 from rooms.api.govstack.operations import Reply, problem
+from rooms.api.key_watch import while_key_lasts
 from rooms.api.pagination import MAX_LIMIT
 from rooms.api.params import IdPath
 from rooms.db.connection_shares import wait_for_share
@@ -67,8 +68,9 @@ def export_route(
         with hiding():
             first = await anext(pages)
         is_csv = file_format == "csv"
+        rows = _csv(first, pages, columns) if is_csv else _array(first, pages, to_item)
         return Stream(
-            _csv(first, pages, columns) if is_csv else _array(first, pages, to_item),
+            while_key_lasts(call.services, call.principal, rows),
             headers={
                 "Content-Type": CSV_MEDIA_TYPE if is_csv else JSON,
                 _DISPOSITION: f'attachment; filename="export.{file_format}"',

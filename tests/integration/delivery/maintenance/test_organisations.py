@@ -223,6 +223,39 @@ async def test_nothing_but_journal_and_usage_name_a_deleted_organisation(
     ) == [("cancelled",)]
 
 
+async def test_what_its_endpoints_answered_is_shown_to_no_room_owner(
+    api: Api, maintenance: Maintenance
+) -> None:
+    agency = await found_agency(api)
+    ((message, delivery),) = await api.sql(
+        "UPDATE deliveries SET last_error = 'status: secret answer' WHERE subscription_id = %s"
+        " RETURNING message_id::text, id::text",
+        agency.its_subscription,
+    )
+    await api.sql(
+        "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id,"
+        " delivery_id, generation, attempt, http_status, error_class, detail, answer_head)"
+        " VALUES (%s, %s, 99, 1, 'attempted', %s, %s, 0, 0, 503, 'status', 'secret detail', 'secret answer')",
+        agency.their_room, message, agency.its_subscription, delivery,
+    )  # fmt: skip
+
+    async def read() -> None:
+        for path in ("", "/deliveries", "/journey", "/receipt"):
+            answer = await api.call("GET", f"/messages/{message}{path}")
+            assert answer.status_code == 200
+            assert "secret" not in answer.text, path
+        for method, path in (("GET", ""), ("POST", "/redeliver")):
+            answer = await api.call(method, f"/deliveries/{delivery}{path}")
+            assert answer.status_code == 404, path
+
+    await read()
+    await ask(api, agency)
+    await maintenance.run()
+    assert await api.sql("SELECT 1 FROM subscriptions WHERE id = %s", agency.its_subscription) == []
+    assert await api.sql("SELECT 1 FROM deliveries WHERE id = %s", delivery) != []
+    await read()
+
+
 async def test_its_last_entry_says_that_it_was_deleted(api: Api, maintenance: Maintenance) -> None:
     agency = await found_agency(api)
     job = await ask(api, agency)

@@ -288,6 +288,8 @@ async def test_the_owners_of_findings_are_read_with_those_who_subscribe(
     assert owners.of_room(room) == owners.of_subscription(subscription) == things["owner"]
     assert owners.of_subscription(guest["id"]) == guest["organisation_id"] != things["owner"]
     assert owners.of_room(room + 1) is None
+    unknown = api.services.ids.generate(RoomId(room), api.services.clock.now_ms())
+    assert owners.of_subscription(unknown) is None, "its organisation was deleted"
     await api.sql("UPDATE rooms SET deleting = true WHERE id = %s RETURNING 1", room)
     gone = read_owners(api.url)
     assert gone.of_room(room) is gone.of_subscription(guest["id"]) is None

@@ -129,6 +129,25 @@ async def test_what_a_subscription_names_is_not_deleted(api: Api, room: int) -> 
     assert (await api.call("GET", f"{path}/made")).status_code == 404
 
 
+@pytest.mark.parametrize("action", ["reject", "terminate"])
+async def test_what_only_an_ended_subscription_names_is_deleted(
+    api: Api, room: int, action: str
+) -> None:
+    path = f"/rooms/{room}/event-types"
+    await api.made(path, {"name": "made"})
+    policy = {"visibility": "listed", "subscription_policy": "approval"}
+    await api.call("PATCH", f"/rooms/{room}", json=policy)
+    body = {"name": "theirs", "type": "PULL", "event_types": [{"name": "made"}]}
+    theirs = await api.made(f"/rooms/{room}/subscriptions", body, "stranger")
+    assert (await api.call("DELETE", f"{path}/made")).status_code == 409
+    if action == "terminate":
+        approval = {"version": theirs["version"]}
+        await api.call("POST", f"/subscriptions/{theirs['id']}/approve", json=approval)
+    ended = await api.call("POST", f"/subscriptions/{theirs['id']}/{action}", json={})
+    assert ended.status_code == 200, ended.text
+    assert (await api.call("DELETE", f"{path}/made")).status_code == 204
+
+
 async def test_a_name_is_declared_once(api: Api, room: int) -> None:
     await api.made(f"/rooms/{room}/event-types", {"name": "made"})
     assert (

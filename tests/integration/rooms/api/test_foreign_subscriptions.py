@@ -448,3 +448,39 @@ async def test_a_restricted_key_reads_no_names_of_other_keys_in_a_history(api: A
         (step,) = answer.json()["items"]
         assert step["key_id"] is not None
         assert step["key_name"] == name
+
+
+async def test_what_waits_for_approval_disturbs_no_publisher(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a stranger makes no process load the room again, however often it asks."""
+    owner, subscriber, room, first = await pending(api)
+
+    async def plan() -> int:
+        ((version,),) = await api.sql("SELECT plan_version FROM rooms WHERE id = %s", room)
+        return int(version)
+
+    notified: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(api.services.notifier, "notify", lambda *what: notified.append(what))
+    before = await plan()
+    second = (await subscribe(api, subscriber, room, "second", push_url=PUSH["push_url"]))["id"]
+    types = [{"name": PAID}]
+    for fields in ({}, {"name": "other"}, {"event_types": types}, {"event_types": None}):
+        assert (await change(api, subscriber, first, **fields)).status_code == 200
+    assert (await act(api, subscriber, second, "rotate-secret")).status_code == 200
+    assert (await act(api, subscriber, second, "terminate")).status_code == 200
+    deleted = await api.call("DELETE", f"/subscriptions/{first}", subscriber.key)
+    assert deleted.status_code == 202
+    assert (await plan(), notified) == (before, [])
+
+    third = (await subscribe(api, subscriber, room, "third"))["id"]
+    await approve(api, owner, third)
+    approved = await plan()
+    assert approved > before
+    assert notified
+    notified.clear()
+    assert (await change(api, subscriber, third)).status_code == 200
+    assert (await plan(), notified) == (approved, [])
+    assert (await change(api, subscriber, third, name="fourth")).status_code == 200
+    assert await plan() == approved + 1
+    assert notified

@@ -184,6 +184,31 @@ async def test_an_unknown_key_is_looked_up_once_a_minute(api: Api) -> None:
     assert keys.lookups == 3
 
 
+async def test_a_key_that_is_extended_after_its_end_is_valid_again(api: Api) -> None:
+    clock = Seconds()
+    keys = Counted(api, clock)
+    made = await api.made("/keys", {"name": "ci", "scopes": ["publish"]})
+    text = made["key"]
+    await api.sql(
+        "UPDATE api_keys SET expires_at = now() - interval '1 min' WHERE id = %s", made["id"]
+    )
+    assert await keys.outcome(text) == "Unauthenticated"
+    extended = await api.call(
+        "PATCH", f"/keys/{made['id']}", json={"expires_at": "2100-01-01T00:00:00Z"}
+    )
+    assert extended.status_code == 200, extended.text
+    assert await keys.outcome(text) == "Unauthenticated"
+    assert keys.lookups == 1
+    clock.now += CACHE_S
+    assert await keys.outcome(text) == "in"
+    await api.call("DELETE", f"/keys/{made['id']}")
+    clock.now += CACHE_S
+    for _ in range(2):
+        assert await keys.outcome(text) == "Unauthenticated"
+        clock.now += CACHE_S
+    assert keys.lookups == 3, "a revoked key stays unknown for longer"
+
+
 async def test_the_cache_of_unknown_keys_is_bounded(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from rooms.db.queue.throttle import SharedLaneState
+from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
 from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS, OperationalEvent
 from tests.integration.rooms.api.conftest import Api
 
@@ -260,3 +262,57 @@ async def test_only_rooms_that_ask_remember_what_they_published(api: Api) -> Non
     await api.call("PATCH", f"/rooms/{room}", json={"operational_events": []})
     await api.publish(room, "made", {})
     assert len(await api.sql("SELECT id FROM operational_messages")) == 2
+
+
+async def test_what_was_made_for_a_subscriber_is_not_for_the_owner(api: Api) -> None:
+    room = await shared_room(api)
+    theirs = await subscribe(api, room, operational=True, type="PULL", name="theirs")
+    await act(api, theirs["id"], "approve", version=theirs["version"])
+    foreign = await subscribe(api, room)
+    await act(api, foreign["id"], "approve", version=foreign["version"])
+    ids = [api.services.ids.generate(RoomId(room), api.services.clock.now_ms()) for _ in range(4)]
+    assert await SharedLaneState(api.services.writer).disable(
+        SubscriptionId(foreign["id"]),
+        reason="HTTP 410: their answer",
+        messages=[MessageId(one) for one in ids[:2]],
+        deliveries=[DeliveryId(one) for one in ids[2:]],
+    )
+    made_for = {
+        organisation: (message, delivery)
+        for message, delivery, organisation in await api.sql(
+            "SELECT d.message_id::text, d.id::text, o.name FROM deliveries d"
+            " JOIN subscriptions s ON s.id = d.subscription_id JOIN organisations o ON o.id = s.organisation_id"
+        )
+    }
+    (ours, _), (hidden, delivery) = made_for["default"], made_for["other"]
+
+    async def listed(key: str, **query: Any) -> list[str]:
+        answer = await api.call("GET", f"/rooms/{room}/messages", key, params=query)
+        return [item["id"] for item in answer.json()["items"]]
+
+    for query in ({}, {"event_type": "rooms.endpoint.disabled"}, {"state": "queued"}):
+        assert await listed("admin", **query) == [ours]
+        assert await listed("stranger", **query) == [hidden]
+    assert await listed("admin", subscription_id=theirs["id"]) == []
+    assert await listed("stranger", subscription_id=theirs["id"]) == [hidden]
+    for path in ("", "/deliveries", "/journey", "/receipt"):
+        answer = await api.call("GET", f"/messages/{hidden}{path}")
+        assert answer.status_code == 404, path
+        assert answer.json()["detail"] == f"there is no message {hidden}"
+        for key, message in (("admin", ours), ("stranger", hidden)):
+            answer = await api.call("GET", f"/messages/{message}{path}", key)
+            assert answer.status_code == 200, (path, answer.text)
+    for method, path in (
+        ("DELETE", f"/messages/{hidden}"),
+        ("POST", f"/messages/{hidden}/restore"),
+        ("GET", f"/deliveries/{delivery}"),
+    ):
+        assert (await api.call(method, path)).status_code == 404, path
+    for text in (hidden, delivery):
+        found = await api.call("GET", "/search", params={"q": text})
+        assert found.json()["items"] == [], text
+    whole = (await api.call("GET", f"/messages/{hidden}", "stranger")).json()
+    assert whole["payload"]["push_url"] == HOOK
+    seen = (await api.call("GET", f"/messages/{ours}")).json()
+    assert seen["payload"]["push_url"] == "https://hooks.example.com"
+    assert (await api.call("DELETE", f"/messages/{ours}")).status_code == 200

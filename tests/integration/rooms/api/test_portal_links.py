@@ -146,6 +146,20 @@ PARAMETER: Final = re.compile(r"\{[a-z_]+(?::[a-z]+)?\}")
 NEVER: Final = frozenset({"/rooms", "/search", "/directory", "/keys", "/sessions", "/portal-links"})
 
 
+async def test_a_portal_does_not_see_where_the_owner_gets_its_events(api: Api) -> None:
+    owner = await member(api)
+    room = await shared_room(api, owner, operational_url="https://ops.example.com/secret")
+    own = (await subscribe(api, owner, room))["id"]
+    whole = (await api.call("GET", f"/rooms/{room}", owner.key)).json()
+    assert whole["operational_url"] == "https://ops.example.com/secret"
+    assert "rooms.endpoint.disabled" in whole["operational_events"]
+    for shown in ({"organisation_id": owner.id}, {"subscription_ids": [own]}):
+        begun = await follow(api, await made_link(api, owner.key, **shown))
+        assert begun is not None
+        seen = (await api.call("GET", f"/rooms/{room}", begun[1])).json()
+        assert (seen["operational_url"], seen["operational_events"]) == (None, None)
+
+
 async def test_a_portal_calls_no_other_route(api: Api) -> None:
     """Check every route with a session of a portal that has all scopes of portals."""
     own = (await api.call("GET", "/whoami")).json()["organisation"]["id"]

@@ -21,7 +21,9 @@ from tests.integration.rooms.api.members import (
     SENT,
     Member,
     accepted,
+    act,
     approve,
+    change,
     grant,
     member,
     publish,
@@ -258,3 +260,52 @@ async def test_a_start_in_the_future_is_refused(api: Api) -> None:
         "PATCH", f"/subscriptions/{made['id']}", owner.key, json={"start_at": LONG_AGO}
     )
     assert changed.status_code == 422
+
+
+async def replayed(api: Api, who: Member, subscription: str) -> set[str]:
+    """Replay everything, and return the messages that it gives."""
+    answer = await act(api, who, subscription, "replay", since=LONG_AGO)
+    assert answer.status_code == 202, answer.text
+    await jobs_of(api.services.writer).run(always)
+    return set(await pulled(api, who, subscription))
+
+
+@pytest.mark.parametrize("policy", ["approval", "automatic"])
+async def test_what_is_approved_later_is_replayed_from_then_on_only(api: Api, policy: str) -> None:
+    owner, subscriber = await member(api, "owner"), await member(api, "other")
+    room = await shared_room(api, owner, visibility="listed", subscription_policy=policy)
+    made = await subscribe(api, subscriber, room, event_types=[{"name": PAID}])
+    first = await accepted(api, owner.key, room)
+    if policy == "approval":
+        await approve(api, owner, made["id"])
+    await accepted(api, owner.key, room, event_type=SENT)
+    paid = {first, await accepted(api, owner.key, room)}
+    both = [{"name": PAID}, {"name": SENT}]
+    assert (await change(api, subscriber, made["id"], event_types=both)).status_code == 200
+    assert await replayed(api, subscriber, made["id"]) == paid
+    await approve(api, owner, made["id"])
+    assert await replayed(api, subscriber, made["id"]) == paid
+    later = {await accepted(api, owner.key, room, event_type=name) for name in (PAID, SENT)}
+    assert await replayed(api, subscriber, made["id"]) == paid | later
+    # What it has no more, it does not get for the time since.
+    only_sent = [{"name": SENT}]
+    assert (await change(api, subscriber, made["id"], event_types=only_sent)).status_code == 200
+    await approve(api, owner, made["id"])
+    await accepted(api, owner.key, room)
+    assert (await change(api, subscriber, made["id"], event_types=both)).status_code == 200
+    await approve(api, owner, made["id"])
+    assert await replayed(api, subscriber, made["id"]) == paid | later
+
+
+async def test_a_room_that_approves_no_event_types_replays_all_since_the_request(api: Api) -> None:
+    owner, subscriber = await member(api, "owner"), await member(api, "other")
+    room = await shared_room(
+        api, owner, visibility="listed", subscription_policy="approval", reapprove_on=["push_url"]
+    )
+    before = await accepted(api, owner.key, room)
+    made = await subscribe(api, subscriber, room, event_types=[{"name": PAID}])
+    await approve(api, owner, made["id"])
+    sent = await accepted(api, owner.key, room, event_type=SENT)
+    await change(api, subscriber, made["id"], event_types=[{"name": PAID}, {"name": SENT}])
+    assert await replayed(api, subscriber, made["id"]) == {sent}
+    assert before != sent

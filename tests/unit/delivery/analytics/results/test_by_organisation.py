@@ -14,9 +14,10 @@ from tests.support.analysis_tables import write_tables
 
 OURS, THEIRS = OrganisationId("ours"), OrganisationId("theirs")
 ROOMS = {RoomId(1): OURS, RoomId(2): OURS, RoomId(3): THEIRS}
-OWNERS = Owners(rooms=ROOMS)
 _ids = IdGenerator(lambda _: 5)
 A, B, C, GONE = (_ids.generate(RoomId(room), 1_000) for room in (1, 2, 3, 4))
+SUBSCRIBERS = {SubscriptionId(A): OURS, SubscriptionId(B): OURS, SubscriptionId(C): THEIRS}
+OWNERS = Owners(rooms=ROOMS, subscribers=SUBSCRIBERS)
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 _ROLLED = {"published": 1, "latency_p50_ms": None}
 
@@ -130,7 +131,7 @@ def test_an_own_incident_has_its_costs() -> None:
 
 def test_what_is_about_a_subscription_belongs_to_its_subscriber() -> None:
     guest = _ids.generate(RoomId(1), 2_000)
-    shared_room = Owners(rooms=ROOMS, subscribers={SubscriptionId(guest): THEIRS})
+    shared_room = Owners(rooms=ROOMS, subscribers=SUBSCRIBERS | {SubscriptionId(guest): THEIRS})
     rows = {
         "incidents": [incident(1, A, B), incident(2, guest, minute=10), incident(3, A, minute=20)],
         "cofailures": [
@@ -160,7 +161,7 @@ def test_what_is_about_a_subscription_belongs_to_its_subscriber() -> None:
 
 def test_a_common_incident_shows_a_subscriber_only_its_own_host() -> None:
     guest = _ids.generate(RoomId(1), 2_000)
-    shared_room = Owners(rooms=ROOMS, subscribers={SubscriptionId(guest): THEIRS})
+    shared_room = Owners(rooms=ROOMS, subscribers=SUBSCRIBERS | {SubscriptionId(guest): THEIRS})
     rows = {
         "incidents": [incident(1, A, guest)],
         "rollups_hourly": [
@@ -178,7 +179,7 @@ def test_a_common_incident_shows_a_subscriber_only_its_own_host() -> None:
 
 def test_ages_belong_to_the_subscriber_and_what_needs_a_decision_is_first() -> None:
     guest = _ids.generate(RoomId(1), 2_000)
-    shared_room = Owners(rooms=ROOMS, subscribers={SubscriptionId(guest): THEIRS})
+    shared_room = Owners(rooms=ROOMS, subscribers=SUBSCRIBERS | {SubscriptionId(guest): THEIRS})
 
     def age(subscription: str | None, outcome: str, age_s: float) -> dict[str, Any]:
         return {
