@@ -107,9 +107,9 @@ async def list_reconciliation(
 ) -> ReconciliationPage:
     """List what was published against what became of it, by room and hour.
 
-    Without faults `lost` and `missing` are 0. fanout + unanchored + excess = enqueued +
-    never_enqueued + missing + unread. enqueued - enqueued_twice + never_enqueued is the sum of all
-    outcomes, from delivered to lost.
+    Without faults `lost` and `missing` are 0. fanout + unanchored + excess = enqueued -
+    enqueued_twice + never_enqueued + missing + unread. enqueued - enqueued_twice + never_enqueued
+    is the sum of all outcomes, from delivered to lost.
     """
     wanted = _to_filter(since, until, room_id, None)
     return await _read_page(

@@ -24,8 +24,8 @@ def reconcile(session: CliSession, /) -> None:
     """Compare published messages with their outcomes. Exit code 1 if any delivery is lost.
 
     A delivery that was never created also counts, as missing. The exit code is also 1 if rows of
-    the log itself are missing, because the totals then do not match. It is 3 if segments are set
-    aside, and nothing is lost in the others.
+    the log itself are missing or create a delivery twice: the totals then do not match. It is 3 if
+    segments are set aside, and nothing is lost in the others.
     """
     found = open_results(session)
     from delivery.analytics.results.reader import oldest_first, read_reconciliation
@@ -101,6 +101,8 @@ def _format_balance(books: "Reconciliation") -> str:
     if books.is_incomplete:
         return "nothing that was read is lost"
     if not books.is_balanced:
+        if books.contradictions and not (books.log_rows_missing or books.holes):
+            return "nothing is lost, but rows contradict each other: the totals do not match"
         return "nothing is lost, but rows of the log are missing: the totals do not match"
     if books.stuck:
         return f"nothing is lost, but {books.stuck} deliveries are stuck"

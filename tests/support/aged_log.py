@@ -34,10 +34,13 @@ class AgedLog:
     """Outcome of each delivery, by id."""
     messages: int = 0
 
-    def publish(self, subscription: str, outcome: str | None, steps: Sequence[Step]) -> str:
+    def publish(
+        self, subscription: str, outcome: str | None, steps: Sequence[Step], *, fanout: int = 1
+    ) -> str:
         """Publish a message with one delivery, which has these rows. Return the delivery's id.
 
-        Without an outcome the delivery does not exist. The publish row is at the time of the first.
+        Without an outcome the delivery does not exist. The publish row is at the time of the first
+        and states `fanout` deliveries.
         """
         self.messages += 1
         number = self.messages
@@ -48,7 +51,7 @@ class AgedLog:
             "room_id": ROOM, "message_id": _text(message), "message_hi": message[0], "message_lo": message[1],
             "event_type": "order", "event_version": 1, "schema_version": 1,
         }  # fmt: skip
-        self._add({**of_message, "kind": "published", "fanout": 1, "ts": born_us})
+        self._add({**of_message, "kind": "published", "fanout": fanout, "ts": born_us})
         identity = _text(delivery)
         if outcome is None:
             return identity

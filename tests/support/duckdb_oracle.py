@@ -59,7 +59,7 @@ WITH without_start AS (
         GROUP BY ALL HAVING count(*) FILTER (kind IN ('enqueued', 'replayed')) = 0
     ) GROUP BY ALL
 )
-SELECT message_id, max(fanout) - count(*) FILTER (kind = 'enqueued') - coalesce(any_value(found), 0) AS missing
+SELECT message_id, max(fanout) - count(DISTINCT delivery_id) FILTER (kind = 'enqueued') - coalesce(any_value(found), 0) AS missing
 FROM events LEFT JOIN without_start USING (message_id)
 WHERE kind IN ('published', 'enqueued') GROUP BY ALL HAVING missing > 0
 """

@@ -148,7 +148,7 @@ FROM (
 
 
 def balances(unread: UnreadHours) -> str:
-    """Return the query of messages whose rows disagree, or with deliveries without a start."""
+    """Return the query of messages whose rows disagree, or with deliveries not created once."""
     if unread.anywhere:
         may_be_unread = "true"
     elif unread.parts:
@@ -160,33 +160,38 @@ WITH odd AS (
     SELECT room_id, message_hi, message_lo, min(part) AS part,
         {_sums("anchored", "fanout", "enqueued")}
     FROM anchors WHERE message_hi IS NOT NULL GROUP BY ALL
-), without_start AS (
-    SELECT room_id, message_hi, message_lo, count(*) AS found,
-        min(first_us // {HOUR_US}) AS first_part
-    FROM whole WHERE enqueued = 0 GROUP BY ALL
+), not_created_once AS (
+    SELECT room_id, message_hi, message_lo, count(*) FILTER (enqueued = 0) AS found,
+        sum(greatest(enqueued - 1, 0))::BIGINT AS repeated,
+        min(first_us // {HOUR_US}) FILTER (enqueued = 0) AS first_part,
+        min(enqueued_us // {HOUR_US}) FILTER (enqueued > 1) AS repeated_part
+    FROM whole WHERE enqueued <> 1 GROUP BY ALL
 ), both_sides AS (
-    SELECT room_id, message_hi, message_lo, coalesce(part, first_part)::INTEGER AS part,
+    SELECT room_id, message_hi, message_lo,
+        coalesce(least(part, repeated_part), first_part)::INTEGER AS part,
         (anchored IS NOT NULL)::BIGINT AS messages, coalesce(anchored, 0) AS anchored,
         coalesce(fanout, 0) AS fanout, coalesce(enqueued, 0) AS enqueued,
-        coalesce(found, 0) AS found
-    FROM odd FULL JOIN without_start USING (room_id, message_hi, message_lo)
+        coalesce(found, 0) AS found, coalesce(repeated, 0) AS repeated
+    FROM odd FULL JOIN not_created_once USING (room_id, message_hi, message_lo)
 ), judged AS (
-    SELECT *, fanout - enqueued - found AS gap,
-        CASE WHEN anchored > 0 THEN greatest(fanout - enqueued - found, 0) ELSE 0 END AS lacking
+    SELECT *, fanout - enqueued - found + repeated AS gap, greatest(gap, 0) AS lacking
     FROM both_sides
 )
-SELECT * EXCLUDE (gap, lacking),
+SELECT * EXCLUDE (gap, lacking, repeated),
     CASE WHEN {may_be_unread} THEN 0 ELSE lacking END AS missing,
     CASE WHEN {may_be_unread} THEN lacking ELSE 0 END AS unread,
     CASE WHEN anchored > 0 THEN greatest(-gap, 0) ELSE 0 END AS excess,
-    CASE WHEN anchored > 0 THEN 0 ELSE enqueued + found END AS unanchored
+    CASE WHEN anchored > 0 THEN 0 ELSE greatest(-gap, 0) END AS unanchored
 FROM judged
 """
 
 
 MISSING: Final = """
-SELECT room_id, id_text(message_hi, message_lo) AS message_id, fanout, enqueued, found, missing
-FROM balances WHERE missing > 0
+SELECT room_id, id_text(message_hi, message_lo) AS message_id,
+    count(w.delivery_hi) + b.missing AS fanout, coalesce(sum(w.enqueued), 0)::BIGINT AS enqueued,
+    count(*) FILTER (w.enqueued = 0) AS found, b.missing
+FROM balances b LEFT JOIN whole w USING (room_id, message_hi, message_lo)
+WHERE b.missing > 0 GROUP BY room_id, message_hi, message_lo, b.missing
 """
 _BY_MESSAGE: Final = ("messages", "fanout", "missing", "unread", "excess", "unanchored")
 _BY_DELIVERY: Final = ("enqueued", "never_enqueued", "enqueued_twice", "duplicates", *OUTCOMES)
@@ -218,7 +223,8 @@ WITH by_message AS (
     FROM by_message FULL JOIN by_delivery USING (hour, room_id)
 )
 SELECT * REPLACE (to_timestamp(hour::BIGINT * 3600) AS hour),
-    fanout + excess + unanchored - missing - unread - enqueued - never_enqueued AS residual_fanout,
+    fanout + excess + unanchored - missing - unread - enqueued + enqueued_twice - never_enqueued
+        AS residual_fanout,
     enqueued + never_enqueued - enqueued_twice - {_COUNTED} AS residual_outcome
 FROM both_sides
 """

@@ -196,7 +196,7 @@ class Reconciliation:
 
     totals: Mapping[str, int]
     rooms: Mapping[int, Mapping[str, int]]
-    """Only rooms with missing, lost, stuck or never enqueued deliveries."""
+    """Only rooms with missing, lost or stuck deliveries, or with a contradiction of the log."""
     gaps: Sequence[RowMapping]
     is_incomplete: bool = False
     """True if segments are set aside: rows that seem to be missing may be in them."""
@@ -240,12 +240,18 @@ class Reconciliation:
         )
 
     @property
+    def contradictions(self) -> int:
+        """Return the number of rows that create a delivery again, or one that is not expected."""
+        return self._sum("enqueued_twice") + self._sum("excess")
+
+    @property
     def is_balanced(self) -> bool:
-        """Return True if no delivery is lost and the log is complete."""
+        """Return True if no delivery is lost, and the log is complete and consistent."""
         return not (
             self.has_losses
             or self.log_rows_missing
             or self.holes
+            or self.contradictions
             or self._sum("unanchored")
             or self.is_incomplete
         )
@@ -279,7 +285,9 @@ def read_reconciliation(
             if name not in _KEYS:
                 sums[name] = sums.get(name, 0) + value
                 of_room[name] = of_room.get(name, 0) + value
-    wrong = ("lost", "missing", "stuck", "never_enqueued", "unanchored")
+    wrong = (
+        "lost", "missing", "stuck", "never_enqueued", "unanchored", "excess", "enqueued_twice",
+    )  # fmt: skip
     discrepancies = {
         room: {name: of.get(name, 0) for name in wrong}
         for room, of in sorted(rooms.items())

@@ -2,14 +2,16 @@
 
 Every residual must be 0:
 
-    Σ fanout + unanchored + excess = enqueued + never_enqueued + missing + unread
+    Σ fanout + unanchored + excess
+        = enqueued - enqueued_twice + never_enqueued + missing + unread
     enqueued - enqueued_twice + never_enqueued = delivered + acked + handed_over + expired
         + cancelled + dropped + purged + sidelined + held + waiting + in_flight + stuck + unknown
         + lost
 
 The first line counts messages, the second deliveries, from different rows of the log. A delivery
-without the row that creates it is a hole of the log: it exists, so it is not missing. `unread`
-are deliveries that may exist in segments that were set aside.
+without the row that creates it is a hole of the log: it exists, so it is not missing. One with
+two such rows is one delivery, and does not stand in for another one. `unread` are deliveries that
+may exist in segments that were set aside.
 
 Every writer numbers its rows from 1. The numbers seen are stored as bits of 64-bit words, so
 partitions merge by OR and a log of millions of rows has a few thousand words.
@@ -78,45 +80,61 @@ _MESSAGE = ("room_id", "message_hi", "message_lo")
 
 
 def _balances(anchors: DataFrame, journeys: DataFrame, unread: UnreadHours) -> DataFrame:
-    """Return one row for each message whose rows disagree, or with deliveries without a start.
+    """Return one row for each message whose rows disagree, or with deliveries not created once.
 
-    `found`: deliveries that only later rows show. `part`: hour of publish, or of the first row.
+    `found`: deliveries that only later rows show. `repeated`: rows that create a delivery again.
+    `part`: hour of publish, or of the first row.
     """
-    without_start = (
-        journeys.where("enqueued = 0")
+    hour_of_first, hour_of_creation = (
+        F.floor(F.col(name) / F.lit(_HOUR_US)).cast("int") for name in ("first_us", "enqueued_us")
+    )
+    not_created_once = (
+        journeys.where("enqueued <> 1")
         .groupBy(*_MESSAGE)
         .agg(
-            F.count(F.lit(1)).alias("found"),
-            F.min(F.floor(F.col("first_us") / F.lit(_HOUR_US))).cast("int").alias("first_part"),
+            F.count(F.when(F.col("enqueued") == 0, 1)).alias("found"),
+            F.sum(F.greatest(F.col("enqueued") - 1, F.lit(0))).alias("repeated"),
+            F.min(F.when(F.col("enqueued") == 0, hour_of_first)).alias("first_part"),
+            F.min(F.when(F.col("enqueued") > 1, hour_of_creation)).alias("repeated_part"),
         )
     )
-    both = _inconsistent_messages(anchors).join(without_start, list(_MESSAGE), "full_outer")
+    both = _inconsistent_messages(anchors).join(not_created_once, list(_MESSAGE), "full_outer")
     known = both.withColumns(
         {
-            "part": F.coalesce("part", "first_part"),
+            "part": F.coalesce(F.least("part", "repeated_part"), "first_part"),
             "messages": F.when(F.col("anchored").isNotNull(), 1).otherwise(0).cast("bigint"),
         }
-    ).na.fill(0, ["anchored", "fanout", "enqueued", "found"])
-    gap = F.col("fanout") - F.col("enqueued") - F.col("found")
+    ).na.fill(0, ["anchored", "fanout", "enqueued", "found", "repeated"])
+    # Of a message whose rows agree within an hour, only what is not created once is here: its
+    # repeated rows stood in for deliveries that are missing.
+    gap = F.col("fanout") - F.col("enqueued") - F.col("found") + F.col("repeated")
     anchored = F.col("anchored") > 0
-    lacking = F.when(anchored, F.greatest(gap, F.lit(0))).otherwise(0)
+    lacking = F.greatest(gap, F.lit(0))
     may_be_unread = may_contain(unread, F.col("part"))
     return known.withColumns(
         {
             "missing": F.when(may_be_unread, 0).otherwise(lacking),
             "unread": F.when(may_be_unread, lacking).otherwise(0),
             "excess": F.when(anchored, F.greatest(-gap, F.lit(0))).otherwise(0),
-            "unanchored": F.when(anchored, 0).otherwise(F.col("enqueued") + F.col("found")),
+            "unanchored": F.when(anchored, 0).otherwise(F.greatest(-gap, F.lit(0))),
         }
     )
 
 
 def missing_deliveries(anchors: DataFrame, journeys: DataFrame, unread: UnreadHours) -> DataFrame:
     """Return messages with missing deliveries, and how many are missing."""
+    lacking = _balances(anchors, journeys, unread).where("missing > 0")
+    # The rows of the message in all hours: those that agree within an hour are only in sums.
+    exist = F.count("enqueued")
     return (
-        _balances(anchors, journeys, unread)
-        .where("missing > 0")
-        .select(*_MESSAGE, "fanout", "enqueued", "found", "missing")
+        lacking.select(*_MESSAGE, "missing")
+        .join(journeys.select(*_MESSAGE, "enqueued"), list(_MESSAGE), "left")
+        .groupBy(*_MESSAGE, "missing")
+        .agg(
+            (exist + F.col("missing")).alias("fanout"),
+            F.coalesce(F.sum("enqueued"), F.lit(0)).alias("enqueued"),
+            F.count(F.when(F.col("enqueued") == 0, 1)).alias("found"),
+        )
     )
 
 
@@ -186,6 +204,7 @@ def reconcile(anchors: DataFrame, journeys: DataFrame, unread: UnreadHours) -> D
             - F.col("missing")
             - F.col("unread")
             - F.col("enqueued")
+            + F.col("enqueued_twice")
             - F.col("never_enqueued")
         ).alias("residual_fanout"),
         (F.col("enqueued") + F.col("never_enqueued") - F.col("enqueued_twice") - counted).alias(

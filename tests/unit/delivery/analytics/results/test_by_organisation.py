@@ -245,6 +245,8 @@ def books(gaps: Sequence[dict[str, Any]] = (), /, **columns: int) -> Reconciliat
         "lost": 0,
         "never_enqueued": 0,
         "unanchored": 0,
+        "enqueued_twice": 0,
+        "excess": 0,
     }
     row = {
         "hour": NOON,
@@ -276,6 +278,8 @@ def test_totals_do_not_match() -> None:
         {"missing": 1},
         {"never_enqueued": 1},
         {"unanchored": 1},
+        {"enqueued_twice": 1},
+        {"excess": 1},
         {"residual_outcome": -1},
     ):
         assert not books(**wrong).is_balanced, wrong
