@@ -48,7 +48,8 @@ class DeleteJob:
     ) -> None:
         """`count_usage`: count what a room's log still has, before the log is deleted.
 
-        `destination`: of the log's export, which a room's log must have reached before.
+        `destination`: of the configured export, which a room's log must have reached before, as
+        it must every destination of the last days.
         """
         self._job_queue = job_queue
         self._queries = queries
@@ -129,11 +130,9 @@ class DeleteJob:
             return False
         if self._count_usage is not None and not await self._count_usage(should_continue):
             return False
-        # The export would report the rows as missing.
-        if self._destination is not None and not await self._queries.is_exported(
-            room, self._destination
-        ):
-            self._log_wait(job, room)
+        # The export would report the rows as missing, also one that is run by hand.
+        if awaited := await self._queries.awaited_exports(room, self._destination):
+            self._log_wait(job, room, awaited)
             return False
         self._waiting_for_export.discard(job.id)
         if not await self._delete_rows(job, room, should_continue):
@@ -141,7 +140,7 @@ class DeleteJob:
         await self._queries.delete_room(room)
         return True
 
-    def _log_wait(self, job: OpenJob, room: RoomId) -> None:
+    def _log_wait(self, job: OpenJob, room: RoomId, destinations: Sequence[str]) -> None:
         """Log once why the deletion does not go on."""
         if job.id not in self._waiting_for_export:
             self._waiting_for_export.add(job.id)
@@ -149,7 +148,7 @@ class DeleteJob:
                 "room %s is deleted (job %s) as soon as its log is exported to %s",
                 room,
                 job.id,
-                self._destination,
+                ", ".join(destinations),
             )
 
     async def _delete_rows(

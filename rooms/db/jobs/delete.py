@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,15 +130,23 @@ COUNTED_TABLES: Final = frozenset({"deliveries", "log_entries", "messages"})
 _DELETE_ROOM: Final = """
 WITH gone AS (DELETE FROM rooms WHERE id = %(room)s AND deleting RETURNING 1) SELECT 0, count(*) FROM gone
 """
-_IS_EXPORTED: Final = """
-SELECT 0, NOT EXISTS (
-    SELECT FROM log_entries WHERE room_id = %(room)s AND xid::text::bigint >= (
-        SELECT coalesce(max(end_xid), 0) FROM log_exports
-        WHERE destination = %(destination)s AND sealed_at IS NOT NULL
-            AND system = (SELECT system_identifier::text FROM pg_control_system())
-    )
+# Nothing of a destination is known before its first export, so the configured one begins at 0.
+_AWAITED_EXPORTS: Final = """
+WITH exported AS (
+    SELECT destination, max(end_xid) AS end_xid, max(sealed_at) AS last FROM log_exports
+    WHERE sealed_at IS NOT NULL AND system = (SELECT system_identifier::text FROM pg_control_system())
+    GROUP BY destination
+), wanted AS (
+    SELECT destination, end_xid FROM exported WHERE last > now() - %(recent_s)s::float8 * interval '1 s'
+    UNION SELECT %(destination)s::text, coalesce(
+        (SELECT end_xid FROM exported WHERE destination = %(destination)s::text), 0)
+    WHERE %(destination)s::text IS NOT NULL
 )
+SELECT 0, coalesce(array_agg(destination ORDER BY destination), '{}') FROM wanted w
+WHERE EXISTS (SELECT FROM log_entries WHERE room_id = %(room)s AND xid::text::bigint >= w.end_xid)
 """
+RECENT_EXPORT_S: Final = 7 * 86_400.0
+"""Age of its last export up to which a destination is in use, also if nothing exports by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,12 +231,13 @@ class DeleteQueries:
         )[0]
         return int(count), last
 
-    async def is_exported(self, room: RoomId, destination: str) -> bool:
-        """Return whether every row of the room's log has been exported to this destination."""
-        ((exported,),) = await self._writer.run(
-            _IS_EXPORTED, {"room": room, "destination": destination}
+    async def awaited_exports(self, room: RoomId, destination: str | None) -> Sequence[str]:
+        """Return the destinations that lack rows of the room's log: this one, and all in use."""
+        ((found,),) = await self._writer.run(
+            _AWAITED_EXPORTS,
+            {"room": room, "destination": destination, "recent_s": RECENT_EXPORT_S},
         )
-        return bool(exported)
+        return list(found)
 
     async def delete_room(self, room: RoomId) -> None:
         """Delete the room's own row, the last of it."""
