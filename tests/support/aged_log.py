@@ -35,7 +35,13 @@ class AgedLog:
     messages: int = 0
 
     def publish(
-        self, subscription: str, outcome: str | None, steps: Sequence[Step], *, fanout: int = 1
+        self,
+        subscription: str,
+        outcome: str | None,
+        steps: Sequence[Step],
+        *,
+        fanout: int = 1,
+        event_type: str = "order",
     ) -> str:
         """Publish a message with one delivery, which has these rows. Return the delivery's id.
 
@@ -49,7 +55,7 @@ class AgedLog:
         message, delivery = (hi, _low(number, 0)), (hi | 1, _low(number, 1))
         of_message = {
             "room_id": ROOM, "message_id": _text(message), "message_hi": message[0], "message_lo": message[1],
-            "event_type": "order", "event_version": 1, "schema_version": 1,
+            "event_type": event_type, "event_version": 1, "schema_version": 1,
         }  # fmt: skip
         self._add({**of_message, "kind": "published", "fanout": fanout, "ts": born_us})
         identity = _text(delivery)

@@ -78,10 +78,12 @@ class LocalEngine:
         assert self._open is not None, "only within `running`"
         return self._open
 
-    def contradictions(self, partitions: Collection[Partition]) -> dict[str, str]:
+    def contradictions(
+        self, manifest: Manifest, partitions: Collection[Partition]
+    ) -> dict[str, str]:
         """Load the rows, and return the segments whose rows are not what their manifests state."""
         self.on_status(f"reading {len(partitions)} partitions")
-        self._loaded = SegmentRows(self._connection, self._root, _ROWS)
+        self._loaded = SegmentRows(self._connection, self._root, _ROWS, manifest.salt)
         self._loaded.load(partitions)
         manifests = {path: one for part in partitions for path, one in part.manifests.items()}
         return self._loaded.contradictions(manifests)
@@ -113,7 +115,7 @@ class LocalEngine:
             views = [_ROWS] if any(one.part in publication.fresh for one in chosen) else []
             older = [one for one in chosen if one.part not in publication.fresh]
             if older:
-                rows = SegmentRows(self._connection, self._root, _OLDER)
+                rows = SegmentRows(self._connection, self._root, _OLDER, publication.manifest.salt)
                 rows.load(older)
                 rows.finish()
                 views.append(_OLDER)

@@ -12,9 +12,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from delivery.analytics.local.keys import text_key
 from delivery.analytics.runs.conformance import ATTEMPT_SHIFT, CODES, GENERATION_SHIFT, order_base
-from delivery.analytics.runs.errors import CollisionError, LocalFailedError
+from delivery.analytics.runs.errors import LocalFailedError, name_collision
+from delivery.analytics.runs.keys import text_key
 from delivery.analytics.runs.manifest import Partition
 from delivery.analytics.sealing.layout import LOG_VERSION, NEVER_NULL
 from delivery.analytics.sealing.manifest import SegmentManifest, WriterRange
@@ -56,8 +56,11 @@ _COLUMNS: Final = ", ".join(
 class SegmentRows:
     """The rows of segments in one DuckDB, and the names of their keys."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, root: str, view: str) -> None:
-        """`view`: the name of the rows without duplicates."""
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, root: str, view: str, salt: str
+    ) -> None:
+        """`view`: the name of the rows without duplicates. `salt`: of the state's keys."""
+        self._salt = salt
         self._connection = connection
         self._root = root
         self._view = view
@@ -119,10 +122,10 @@ class SegmentRows:
             known = self._keys.get((what, text))
             if known is not None:
                 return known
-            key = text_key(text)
+            key = text_key(text, self._salt)
             other = self.names.setdefault((what, key), text)
             if other != text:
-                raise CollisionError(f"two names of one {what} have the same key: {other}, {text}")
+                raise name_collision(what, other, text)
             self._keys[what, text] = key
             return key
 

@@ -82,7 +82,9 @@ class Engine(Protocol):
         """Raise the engine's errors as AnalysisError. `where`: the input."""
         ...
 
-    def contradictions(self, partitions: Collection[Partition]) -> dict[str, str]:
+    def contradictions(
+        self, manifest: Manifest, partitions: Collection[Partition]
+    ) -> dict[str, str]:
         """Return the segments whose rows are not what their manifests state, with the difference.
 
         Only segments that no earlier run has read are compared.

@@ -54,3 +54,11 @@ class StateError(AnalysisError):
 
 class CollisionError(AnalysisError):
     """Two names have the same key, so the tables would mix them up."""
+
+
+def name_collision(what: str, first: str, second: str) -> CollisionError:
+    """Return the error about two names of one kind."""
+    return CollisionError(
+        f"two names of one {what} have the same key by chance: {first}, {second}",
+        remedy="delete the folder `state` of the tables: the next run makes other keys",
+    )

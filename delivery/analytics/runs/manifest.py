@@ -8,11 +8,16 @@ of older runs are ignored. Nothing is rewritten in place, so no rename is needed
 many runs, their rows are compacted into one.
 
 Each engine has tables of its own, so the manifest names the engine. The other one starts over; it
-reads only which segments were counted, so that those which are gone are named.
+reads only which segments were counted, so that those which are gone are named. So does a run over
+a state whose keys were made without a salt.
+
+The salt of the keys of names is secret and random. Organisations choose names of event types and
+hosts: without it they could choose two with the same key, and every run would fail.
 """
 
 import hashlib
 import json
+import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -70,7 +75,9 @@ def partitions_of(root: str, segments: Iterable[SoundSegment]) -> Mapping[int, P
 
 
 _MANIFEST: Final = "state/manifest.json"
-_LAYOUT: Final = 3
+_LAYOUT: Final = 4
+_UNSALTED_LAYOUT: Final = 3
+_SALT_BYTES: Final = 16
 _START_OVER: Final = "run once with --full"
 SPARK: Final = "spark"
 LOCAL: Final = "local"
@@ -85,10 +92,15 @@ def state_folder(run: int) -> str:
     return f"state/run={run}"
 
 
-def _layout_fingerprint(engine: str) -> str:
+def new_salt() -> str:
+    """Return a secret salt for the keys of names."""
+    return secrets.token_hex(_SALT_BYTES)
+
+
+def _layout_fingerprint(engine: str, layout: int = _LAYOUT) -> str:
     """Hash the meaning of all stored numbers; a state with another hash is useless."""
     meanings: list[object] = [
-        _LAYOUT,
+        layout,
         SEGMENT_VERSION,
         [(kind.value, order_base(kind)) for kind in LogKind],
         TRANSITIONS,
@@ -121,6 +133,8 @@ class Manifest:
     gone: Mapping[str, KnownSegment] = field(default_factory=dict)
     accepted: frozenset[str] = frozenset()
     """Segments that the operator has removed after their analysis."""
+    salt: str = field(default_factory=lambda: new_salt())  # noqa: PLW0108 - looked up when called
+    """Salt of the keys of names, the same in all tables of the state."""
 
     @property
     def known(self) -> Mapping[str, KnownSegment]:
@@ -170,6 +184,7 @@ class Manifest:
             schemas={**self.schemas, **schemas},
             gone={path: one for path, one in known.items() if path not in held},
             accepted=self.accepted,
+            salt=self.salt,
         )
 
     def distrusting(self, paths: Collection[str]) -> "Manifest":
@@ -214,8 +229,10 @@ def load_known(files: OutputFiles) -> Mapping[str, KnownSegment]:
     """Return the segments of earlier runs of either engine; empty if the state cannot be used."""
     try:
         document = _read_document(files)
+        if document is not None and _is_unsalted(document):
+            return _known_of(document)
         return {} if document is None else _manifest_of(files, document, ENGINES).known
-    except StateError:
+    except (StateError, KeyError, TypeError, ValueError, AttributeError):
         return {}
 
 
@@ -227,6 +244,20 @@ def state_engine(files: OutputFiles) -> str | None:
         return None
     meaning = None if document is None or not document.get("done") else document.get("meaning")
     return next((one for one in ENGINES if _layout_fingerprint(one) == meaning), None)
+
+
+def has_unsalted_keys(files: OutputFiles) -> bool:
+    """Return True if the state is of the version whose keys had no salt."""
+    try:
+        document = _read_document(files)
+    except StateError:
+        return False
+    return document is not None and _is_unsalted(document)
+
+
+def _is_unsalted(document: Mapping[str, Any]) -> bool:
+    meanings = {_layout_fingerprint(one, _UNSALTED_LAYOUT) for one in ENGINES}
+    return document.get("meaning") in meanings
 
 
 def _manifest_of(
@@ -248,20 +279,36 @@ def _manifest_of(
             schemas=document["schemas"],
             gone=_known_from(document["gone"]),
             accepted=frozenset(document["accepted"]),
+            salt=_salt_of(document),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise StateError("the state is damaged", where=where, remedy=_START_OVER) from exc
 
 
 def empty_manifest(files: OutputFiles) -> Manifest:
-    """Return a manifest without partitions that continues the run numbers."""
+    """Return a manifest without partitions that continues the run numbers and keeps the salt.
+
+    With the same salt, whatever the order of keys decides stays as it was.
+    """
     runs = [int(folder) for folder in files.folders("runs") if folder.isdecimal()]
     try:
         document = _read_document(files) or {}
     except StateError:
         document = {}
     found = document.get("next_run")
-    return Manifest(next_run=max([found if isinstance(found, int) else 1, *(n + 1 for n in runs)]))
+    next_run = max([found if isinstance(found, int) else 1, *(n + 1 for n in runs)])
+    try:
+        return Manifest(next_run=next_run, salt=_salt_of(document))
+    except (KeyError, ValueError):
+        return Manifest(next_run=next_run)
+
+
+def _salt_of(document: Mapping[str, Any]) -> str:
+    """Return the salt. Raise KeyError or ValueError if there is none, or another text."""
+    salt = document["salt"]
+    if not isinstance(salt, str) or len(salt) != 2 * _SALT_BYTES:
+        raise ValueError("salt")
+    return salt
 
 
 def reserve_run(files: OutputFiles, run: int, engine: str) -> None:
@@ -299,6 +346,13 @@ def _known_from(found: Mapping[str, Any]) -> dict[str, KnownSegment]:
     }
 
 
+def _known_of(document: Mapping[str, Any]) -> dict[str, KnownSegment]:
+    found = _known_from(document["gone"])
+    for _, files in document["done"].values():
+        found.update(_known_from(files))
+    return found
+
+
 def _known_document(files: Mapping[str, KnownSegment]) -> dict[str, list[int | str]]:
     return {path: [one.size, one.modified_ms, one.sha256] for path, one in sorted(files.items())}
 
@@ -315,6 +369,7 @@ def _manifest_document(manifest: Manifest, engine: str) -> dict[str, Any]:
         },
         "gone": _known_document(manifest.gone),
         "accepted": sorted(manifest.accepted),
+        "salt": manifest.salt,
     }
 
 

@@ -18,6 +18,7 @@ from delivery.analytics.runs.manifest import (
     Manifest,
     Partition,
     empty_manifest,
+    has_unsalted_keys,
     load_known,
     load_manifest,
     partitions_of,
@@ -130,7 +131,7 @@ class Analysis:
         size = sum(one.size for one in checked.sound)
         size += sum(one.size for one in self._output.list_files("state"))
         with self._engine.running(size):
-            refused = self._engine.contradictions(todo)
+            refused = self._engine.contradictions(manifest, todo)
             if refused:
                 found = {part: one.without(refused) for part, one in found.items()}
                 found = {part: one for part, one in found.items() if one.files}
@@ -145,7 +146,12 @@ class Analysis:
             return self._run_partitions(manifest, given, now, kept, books_first=early)
 
     def _starts_over(self) -> bool:
-        """Return True if the state is of the other engine."""
+        """Return True if the state is of the other engine, or has keys without a salt."""
+        if has_unsalted_keys(self._output):
+            self._engine.on_status(
+                "the state has keys of an earlier version: counting the log anew, as --full does"
+            )
+            return True
         other = state_engine(self._output)
         if other is None or other == self._engine.name:
             return False

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from delivery.analytics.findings.results import arrow_type
-from delivery.analytics.runs.errors import CollisionError
+from delivery.analytics.runs.errors import name_collision
 from delivery.analytics.runs.tables import TABLES_BY_NAME
 
 
@@ -19,9 +19,7 @@ def checked_names(names: pa.Table) -> list[tuple[str, int, str]]:
     known = sorted(zip(columns["what"], columns["key"], columns["name"], strict=True))
     for first, second in pairwise(known):
         if first[:2] == second[:2]:
-            raise CollisionError(
-                f"two names of one {first[0]} have the same key: {first[2]}, {second[2]}"
-            )
+            raise name_collision(first[0], first[2], second[2])
     return known
 
 

@@ -127,7 +127,7 @@ def attempt_success_rates(counts: DataFrame) -> DataFrame:
     )
 
 
-def arrival_counts(journeys: DataFrame) -> DataFrame:
+def arrival_counts(journeys: DataFrame, salt: str) -> DataFrame:
     """Return (sub_key, bin, tries, delivered, count) of finished PUSH deliveries by first attempt.
 
     A sidelined delivery counts as failed, also after a shovel.
@@ -139,7 +139,7 @@ def arrival_counts(journeys: DataFrame) -> DataFrame:
     ended = journeys.where(done & F.col("first_attempt_us").isNotNull())
     # There are nearly as many groups as deliveries, and numbers are lighter than texts.
     by_bin = ended.groupBy(
-        text_key("subscription_id").alias("sub_key"),
+        text_key("subscription_id", salt).alias("sub_key"),
         first,
         F.col("attempts").alias("tries"),
         delivered,

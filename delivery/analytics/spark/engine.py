@@ -55,7 +55,11 @@ class SparkEngine:
         """Raise errors of Spark and the JVM as SparkFailedError."""
         return translate_spark_errors(self._spark, where)
 
-    def contradictions(self, partitions: Collection[Partition]) -> dict[str, str]:
+    def contradictions(
+        self,
+        manifest: Manifest,  # noqa: ARG002 - of the port
+        partitions: Collection[Partition],
+    ) -> dict[str, str]:
         """Return the segments whose rows are not what their manifests state."""
         return segments.contradictions(self._spark, self._root, partitions)
 
@@ -72,7 +76,7 @@ class SparkEngine:
         words = self._spark.read.schema(counted.schema).parquet(state.table_path(run, "words"))
         schemas = {"words": counted.schema.json()}
         doubled = reconciliation.duplicate_partitions(words)
-        keyed = segments.with_keys(segments.deduplicate(rows, doubled))
+        keyed = segments.with_keys(segments.deduplicate(rows, doubled), manifest.salt)
         if self._small and _LOCAL_MASTER.fullmatch(self._spark.sparkContext.master or ""):
             # Five tables use the rows. A cluster reads them again, as it may lose an executor.
             keyed = keyed.localCheckpoint(eager=False)
@@ -113,6 +117,8 @@ class SparkEngine:
                         state.read_table("words").where(F.col("part").isin(*old))
                     )
                 )
-            return segments.with_keys(segments.deduplicate(rows, repeated))
+            return segments.with_keys(
+                segments.deduplicate(rows, repeated), publication.manifest.salt
+            )
 
         return publisher.publish(state, publication, read, small=self._small)

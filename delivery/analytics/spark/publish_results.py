@@ -81,7 +81,11 @@ class RunPublisher:
             joined.result()
             whole = self._read("journeys")
             if given.with_findings:
-                start(lambda: self._write_advice(whole, failing.result(), subscriptions))
+                start(
+                    lambda: self._write_advice(
+                        whole, failing.result(), subscriptions, given.manifest.salt
+                    )
+                )
             self._on_status("checking paths")
             books = [gaps, start(lambda: self._write_paths(whole, given.previous_run, read))]
             self._on_status("reconciling")
@@ -173,11 +177,12 @@ class RunPublisher:
         whole: DataFrame,
         failing: advice.AdvisedSubscriptions,
         subscriptions: Mapping[int, str],
+        salt: str,
     ) -> None:
         self._on_status("replaying retries")
         names = [subscriptions[one] for one in failing.by_number]
         some = whole.where(F.col("subscription_id").isin(names))
-        arrivals = counts.arrival_counts(some).toArrow() if names else None
+        arrivals = counts.arrival_counts(some, salt).toArrow() if names else None
         rows, fronts = advice.advice_rows(advice.advise_all(arrivals, failing), subscriptions)
         self._write_rows("advice", rows)
         self._write_rows("advice_front", fronts)

@@ -7,7 +7,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.analytics.runs.conformance import CODES
 from delivery.analytics.runs.tables import COUNTED, COUNTS, KEYS, MEASURES, SERVICE, SHARES
-from delivery.analytics.spark.segments import text_key
 from rooms.domain.state_machine import LogKind
 
 SKETCH_K: Final = 400
@@ -44,14 +43,11 @@ def hourly_state(rows: DataFrame) -> DataFrame:
             for name in MEASURES
         ),
         *(F.count(name).alias(f"{name}_n") for name in MEASURES),
+        # All rows of a group have the same; hashing again costs more.
+        *(F.max(key).alias(key) for key in ("sub_key", "type_key", "host_key")),
     )
     exact = {f"{name}_exact": _percentiles(F.col(f"{name}_sorted")) for name in MEASURES}
-    keys = {
-        "sub_key": text_key("subscription_id"),
-        "type_key": text_key("event_type"),
-        "host_key": text_key("target_host"),
-    }
-    return grouped.withColumns({**exact, **keys}).drop(*(f"{name}_sorted" for name in MEASURES))
+    return grouped.withColumns(exact).drop(*(f"{name}_sorted" for name in MEASURES))
 
 
 def _percentiles(ascending: Column) -> Column:

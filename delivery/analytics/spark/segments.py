@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from delivery.analytics.runs.conformance import ATTEMPT_SHIFT, CODES, GENERATION_SHIFT, order_base
 from delivery.analytics.runs.files import StoredFile
+from delivery.analytics.runs.keys import KEY_DIGITS
 from delivery.analytics.runs.manifest import Partition
 from delivery.analytics.sealing.files import (
     Entry,
@@ -220,7 +221,7 @@ def deduplicate(rows: DataFrame, duplicate_parts: Collection[int]) -> DataFrame:
     return alone.unionByName(some.where("copy = 1").drop("copy"))
 
 
-def with_keys(rows: DataFrame) -> DataFrame:
+def with_keys(rows: DataFrame, salt: str) -> DataFrame:
     """Add the integer keys with which the jobs compute instead of text."""
     bases = F.array(
         F.lit(0).cast("bigint"), *(F.lit(order_base(kind)).cast("bigint") for kind in CODES)
@@ -229,9 +230,9 @@ def with_keys(rows: DataFrame) -> DataFrame:
         "*",
         F.unix_micros("ts").alias("ts_us"),
         F.shiftrightunsigned("message_hi", 16).alias("born_ms"),
-        text_key("subscription_id").alias("sub_key"),
-        text_key("event_type").alias("type_key"),
-        text_key("target_host").alias("host_key"),
+        text_key("subscription_id", salt).alias("sub_key"),
+        text_key("event_type", salt).alias("type_key"),
+        text_key("target_host", salt).alias("host_key"),
         (
             F.get(bases, F.col("code"))
             + F.shiftleft(F.coalesce("generation", F.lit(0)).cast("bigint"), GENERATION_SHIFT)
@@ -242,9 +243,10 @@ def with_keys(rows: DataFrame) -> DataFrame:
     )
 
 
-def text_key(column: str) -> Column:
-    """Return a 64-bit key of a text, null for null. `name_keys` detects collisions."""
-    return F.when(F.col(column).isNotNull(), F.xxhash64(column))
+def text_key(column: str, salt: str) -> Column:
+    """Return the key of a text, as `runs.keys` defines it; null for null."""
+    digest = F.sha2(F.concat(F.lit(salt), F.col(column)), 256)
+    return F.conv(F.substring(digest, 1, KEY_DIGITS), 16, 10).cast("bigint")
 
 
 def _kind_code() -> Column:

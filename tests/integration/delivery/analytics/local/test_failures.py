@@ -96,13 +96,13 @@ def test_memory_is_limited(
     seen: list[tuple[str, str, int]] = []
     original = LocalEngine.contradictions
 
-    def looked(self: LocalEngine, partitions: object) -> dict[str, str]:
+    def looked(self: LocalEngine, manifest: object, partitions: object) -> dict[str, str]:
         rows = self._connection.execute(
             "SELECT current_setting('memory_limit'), current_setting('temp_directory'),"
             " current_setting('threads')"
         ).fetchall()
         seen.extend(rows)
-        return original(self, partitions)  # type: ignore[arg-type]
+        return original(self, manifest, partitions)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LocalEngine, "contradictions", looked)
     analyse.again(copied)

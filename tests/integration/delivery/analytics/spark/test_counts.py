@@ -16,6 +16,8 @@ from tests.support.failure_worlds import World, simulate
 from tests.support.sealed_segments import sealed_partitions, write
 from tests.support.world_logs import log_rows, subscription_ids
 
+_SALT = "a salt"
+
 
 @pytest.fixture(scope="module")
 def world() -> World:
@@ -40,7 +42,7 @@ def counted(
     found = sealed_partitions(files)
     read = segments.read_rows(spark, files.root, found)
     parts = {one.part for one in found}
-    return counts.count_attributes(segments.with_keys(segments.deduplicate(read, parts)))
+    return counts.count_attributes(segments.with_keys(segments.deduplicate(read, parts), _SALT))
 
 
 def test_spark_counts_as_the_simulation_does(
@@ -50,7 +52,7 @@ def test_spark_counts_as_the_simulation_does(
     by_simulation = AttemptCells.from_arrow(world.cells(CELL_S))
     ids = subscription_ids(world)
     keyed = spark.createDataFrame([(one,) for one in ids], "id string").select(
-        "id", segments.text_key("id").alias("key")
+        "id", segments.text_key("id", _SALT).alias("key")
     )
     key_of = {row["id"]: row["key"] for row in keyed.collect()}
     number_of = {key_of[one]: number for number, one in enumerate(ids)}

@@ -30,7 +30,9 @@ def partials(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> I
     write(plant(town).rows, root / "segments")
     files = HadoopFiles(spark, str(root / "segments"))
     with tuned_for_size(spark, 0):
-        rows = segments.with_keys(segments.read_rows(spark, files.root, sealed_partitions(files)))
+        rows = segments.with_keys(
+            segments.read_rows(spark, files.root, sealed_partitions(files)), "a salt"
+        )
         journeys.partial_journeys(rows).write.parquet(str(root / "partials"))
         yield spark.read.parquet(str(root / "partials"))
 

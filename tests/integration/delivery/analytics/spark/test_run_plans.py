@@ -35,7 +35,9 @@ def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataF
     root = tmp_path_factory.mktemp("plans")
     write(plant(Town(seed=2, minutes=80, a_minute=2.0, lost=2, missing=1)).rows, root / "segments")
     files = HadoopFiles(spark, str(root / "segments"))
-    return segments.with_keys(segments.read_rows(spark, files.root, sealed_partitions(files)))
+    return segments.with_keys(
+        segments.read_rows(spark, files.root, sealed_partitions(files)), "a salt"
+    )
 
 
 @pytest.mark.parametrize("job", JOBS)
