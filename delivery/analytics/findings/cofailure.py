@@ -16,7 +16,8 @@ not vanish with the number of subscriptions.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import pairwise
+from typing import Final, Self
 
 import numpy as np
 
@@ -30,7 +31,11 @@ _MIN_BOTH: Final = 2
 MAX_SUBSCRIPTIONS: Final = 2_000
 """Subscriptions that are compared, most bad minutes first."""
 MAX_PAIRS: Final = 20_000
-"""Pairs in the result, strongest first; so many are tested."""
+"""Pairs in the result, strongest first; so many are tested, in long logs fewer."""
+_PAIR_MINUTES: Final = MAX_PAIRS * 30 * 24 * 60
+"""Pairs times minutes of the log that are tested: all pairs of 30 days, as a test reads the log."""
+_BLOCK_MINUTES: Final = 4096
+"""Bad minutes that are compared at once: the memory of a longer log is that of a short one."""
 _DAY_MINUTES: Final = 24 * 60
 _HABIT_MINUTES: Final = 20
 """Minutes by which a daily habit varies."""
@@ -88,14 +93,12 @@ def find_cofailures(
         return []
     keys = [one.key for one, _ in chosen]
     bad = [places for _, places in chosen]
-    marks = np.zeros((len(chosen), minutes), dtype=np.float32)
-    for row, places in enumerate(bad):
-        marks[row, places] = 1
-    both = np.rint(marks @ marks.T).astype(np.int64)
+    both = _common_minutes(bad)
     left, right = np.nonzero(np.triu(both >= _MIN_BOTH, k=1))
     counts = np.array([len(places) for places in bad], dtype=np.float64)
     phi = _phi(both[left, right], counts[left], counts[right], minutes)
-    strongest = np.lexsort((right, left, -phi))[:MAX_PAIRS]
+    most = min(MAX_PAIRS, max(_PAIR_MINUTES // minutes, 1))
+    strongest = np.lexsort((right, left, -phi))[:most]
     left, right = left[strongest], right[strongest]
     runs = [_runs(places) for places in bad]
     are_kin = np.array(
@@ -115,11 +118,7 @@ def find_cofailures(
     q = _weighted_benjamini_hochberg(
         p, are_kin, tests=len(keys) * (len(keys) - 1) // 2, kin=_kin_pairs(keys, kin)
     )
-    failures = np.zeros((len(chosen), minutes), dtype=np.float32)
-    for row, (one, _) in enumerate(chosen):
-        failures[row, one.minutes - first] = one.failures
-    with np.errstate(invalid="ignore"):
-        pearson = np.atleast_2d(np.nan_to_num(np.corrcoef(failures)))
+    failures = [_Failures.of(one) for one, _ in chosen]
     pairs = [
         CofailurePair(
             first=keys[a],
@@ -130,7 +129,7 @@ def find_cofailures(
             jaccard=float(both[a, b] / (counts[a] + counts[b] - both[a, b])),
             lift=float(both[a, b] * minutes / (counts[a] * counts[b])),
             phi=float(phi[strongest[number]]),
-            pearson=round(float(pearson[a, b]), 6),
+            pearson=round(failures[a].correlation(failures[b], minutes), 6),
             p=float(p[number]),
             q=float(q[number]),
         )
@@ -140,6 +139,56 @@ def find_cofailures(
 
 
 _NO_KIN: Final[frozenset[str]] = frozenset()
+
+
+def _common_minutes(bad: Sequence[Ints]) -> Ints:
+    """Return the number of common bad minutes of each two series; the diagonal is undefined."""
+    rows = np.repeat(np.arange(len(bad)), [len(places) for places in bad])
+    _, minute, times = np.unique(np.concatenate(bad), return_inverse=True, return_counts=True)
+    shared = times > 1
+    column = np.cumsum(shared) - 1
+    rows, minute = rows[shared[minute]], minute[shared[minute]]
+    order = np.argsort(minute, kind="stable")
+    rows, column = rows[order], column[minute[order]]
+    cuts = np.searchsorted(column, range(0, int(shared.sum()) + _BLOCK_MINUTES, _BLOCK_MINUTES))
+    both = np.zeros((len(bad), len(bad)), dtype=np.int64)
+    for begin, end in pairwise(cuts.tolist()):
+        marks = np.zeros((len(bad), _BLOCK_MINUTES), dtype=np.float32)
+        marks[rows[begin:end], column[begin:end] % _BLOCK_MINUTES] = 1
+        both += np.rint(marks @ marks.T).astype(np.int64)
+    return both
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failures:
+    """The failures of a series in the minutes that have any, with their sums."""
+
+    minutes: Ints
+    counts: Floats
+    total: float
+    squares: float
+
+    @classmethod
+    def of(cls, series: FailureSeries) -> Self:
+        some = series.failures > 0
+        counts = series.failures[some].astype(np.float64)
+        return cls(
+            minutes=series.minutes[some],
+            counts=counts,
+            total=float(counts.sum()),
+            squares=float(counts @ counts),
+        )
+
+    def correlation(self, other: Self, span: int) -> float:
+        """Return Pearson's correlation over all minutes; 0 if one of the two never changes."""
+        _, mine, its = np.intersect1d(
+            self.minutes, other.minutes, assume_unique=True, return_indices=True
+        )
+        products = float(self.counts[mine] @ other.counts[its])
+        spread = (span * self.squares - self.total**2) * (span * other.squares - other.total**2)
+        if spread <= 0:
+            return 0.0
+        return (span * products - self.total * other.total) / float(np.sqrt(spread))
 
 
 def _phi(both: Ints, a: Floats, b: Floats, span: int) -> Floats:
@@ -199,11 +248,14 @@ def _tail(a: Ints, b: Ints, both: int, span: int) -> float:
     """Return the chance of `both` common minutes if each two runs meet at a uniform lag."""
     unit = max(both / _TAIL_STEPS, 1.0)
     steps = int(np.ceil(both / unit))
+    # There are many runs in a long log, but few lengths.
+    (a, of_a), (b, of_b) = (np.unique(lengths, return_counts=True) for lengths in (a, b))
+    times = np.outer(of_a, of_b).ravel()
     shorter = np.minimum(a[:, None], b[None, :]).ravel()
     differ = np.abs(a[:, None] - b[None, :]).ravel()
     # An overlap of the whole shorter run is as likely as the runs differ; each shorter one by 2.
-    rate: Floats = np.bincount(shorter, weights=(differ + 1) / span).astype(np.float64)
-    longer = np.cumsum(np.bincount(shorter)[::-1])[::-1]
+    rate: Floats = np.bincount(shorter, weights=times * (differ + 1) / span).astype(np.float64)
+    longer = np.cumsum(np.bincount(shorter, weights=times)[::-1])[::-1]
     rate[:-1] += 2 / span * longer[1:]
     rate[0] = 0.0
     sizes = np.minimum(np.round(np.arange(len(rate)) / unit), steps).astype(np.int64)
@@ -237,6 +289,9 @@ def _common_by_lag(a: Ints, b: Ints, span: int) -> Ints:
     if len(a) * len(b) <= span * 8:
         lags = (a[:, None] - b[None, :]) % span
         return np.bincount(lags.ravel(), minlength=span)
+    edges = _edges(a), _edges(b)
+    if len(edges[0]) * len(edges[1]) <= span * 8:
+        return _common_of_runs(*edges, span)
     size = _fft_size(span)
     common = np.zeros(span, dtype=np.int64)
     full = np.rint(np.fft.irfft(_spectrum(a, size) * np.conj(_spectrum(b, size)), size)).astype(
@@ -245,6 +300,30 @@ def _common_by_lag(a: Ints, b: Ints, span: int) -> Ints:
     common[:span] += full[:span]
     common[1:] += full[size - span + 1 :]
     return common
+
+
+def _edges(places: Ints) -> Ints:
+    """Return the begin of each run of minutes and the minute after its end, in turns."""
+    cuts = np.flatnonzero(np.diff(places) > 1) + 1
+    begins, ends = places[[0, *cuts]], places[[*(cuts - 1), -1]] + 1
+    return np.column_stack((begins, ends)).ravel()
+
+
+def _common_of_runs(a: Ints, b: Ints, span: int) -> Ints:
+    """Return the number of common minutes at each circular lag of two series, by their edges.
+
+    Over the lags the number bends only where two edges meet, so it is summed up twice.
+    """
+    lags = (a[:, None] - b[None, :]).ravel() + span
+    sign = (np.resize((1, -1), len(a))[:, None] * np.resize((1, -1), len(b))[None, :]).ravel()
+    bends = np.rint(np.bincount(lags, weights=sign, minlength=2 * span + 1)).astype(np.int64)
+    slope = -np.cumsum(bends)[:-1]
+    common = np.cumsum(slope)
+    # The sums from lag 1 - span on; a lag below 0 is one from the end.
+    full = np.zeros(2 * span, dtype=np.int64)
+    full[1:] = common[: 2 * span - 1]
+    found: Ints = full[:span] + full[span:]
+    return found
 
 
 def _fft_size(span: int) -> int:

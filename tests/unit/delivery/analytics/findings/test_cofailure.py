@@ -1,10 +1,12 @@
 """Test which pairs of subscriptions are significant."""
 
+import tracemalloc
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
 
+from delivery.analytics.findings import cofailure
 from delivery.analytics.findings.cofailure import CofailurePair, find_cofailures
 from delivery.analytics.findings.series import FailureSeries
 from tests.support.incident_scores import average_precision
@@ -95,3 +97,75 @@ def test_bad_minutes_of_incidents_count_beside_those_of_the_series() -> None:
         kin={},
     )
     assert [(pair.bad_first, pair.bad_second, pair.bad_both) for pair in found] == [(30, 30, 30)]
+
+
+YEAR = 365 * 24 * 60
+
+
+def sparse(key: int, minutes: np.ndarray, failures: np.ndarray) -> FailureSeries:
+    return FailureSeries(
+        key=key, minutes=minutes, attempts=failures, failures=failures, first_failures=failures
+    )
+
+
+def test_counts_and_correlations_are_those_of_whole_series() -> None:
+    rng = np.random.default_rng(4)
+    dense = rng.poisson(0.3, size=(6, 6_000)) * rng.integers(1, 5, size=(6, 6_000))
+    series = [sparse(key, np.flatnonzero(row), row[row > 0]) for key, row in enumerate(dense)]
+    found = find_cofailures(series, first=0, minutes=6_000, bad_minutes={}, kin={})
+    assert len(found) == 15
+    correlation = np.corrcoef(dense)
+    bad = (dense > 1).astype(np.int64)
+    for pair in found:
+        assert pair.pearson == pytest.approx(correlation[pair.first, pair.second], abs=1e-6)
+        assert pair.bad_both == bad[pair.first] @ bad[pair.second]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.4, 0.9])
+@pytest.mark.parametrize("length", [1, 7])
+def test_common_minutes_by_lag_are_the_same_by_each_method(share: float, length: int) -> None:
+    rng = np.random.default_rng(5)
+    for span in (50, 97, 3_000):
+        a, b = (
+            np.flatnonzero(np.repeat(rng.random(span // length + 1) < share, length)[:span])
+            for _ in range(2)
+        )
+        if not (len(a) and len(b)):
+            continue
+        expected = np.bincount(((a[:, None] - b[None, :]) % span).ravel(), minlength=span)
+        np.testing.assert_array_equal(cofailure._common_by_lag(a, b, span), expected)
+        edges = cofailure._edges(a), cofailure._edges(b)
+        np.testing.assert_array_equal(cofailure._common_of_runs(*edges, span), expected)
+
+
+def test_a_year_of_outages_needs_no_more_memory_than_a_month() -> None:
+    """Two hundred series fail for 3,000 minutes each, together with their neighbours."""
+    series = [sparse(key, np.arange(3_000) + 2_500 * key, np.full(3_000, 2)) for key in range(200)]
+    tracemalloc.start()
+    try:
+        found = find_cofailures(series, first=0, minutes=YEAR, bad_minutes={}, kin={})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [pair.bad_both for pair in found] == [500] * 199
+    # One matrix of all minutes would have 400 MiB.
+    assert peak < 150 * 2**20
+
+
+def test_the_strongest_pairs_of_a_long_log_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each test reads the log, its pairs times its minutes are bounded."""
+    tested: list[int] = []
+    p_value = cofailure._p_value
+
+    def counted(*given: object, **named: object) -> float:
+        tested.append(1)
+        return p_value(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cofailure, "_p_value", counted)
+    monkeypatch.setattr(cofailure, "_PAIR_MINUTES", 5 * YEAR)
+    outages = [
+        sparse(key, np.arange(100 + 10 * key), np.full(100 + 10 * key, 2)) for key in range(9)
+    ]
+    found = find_cofailures(outages, first=0, minutes=YEAR, bad_minutes={}, kin={})
+    assert len(tested) == len(found) == 5
+    assert min(pair.phi for pair in found) > 0.9
