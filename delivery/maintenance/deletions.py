@@ -49,7 +49,7 @@ class DeleteJob:
         """`count_usage`: count what a room's log still has, before the log is deleted.
 
         `destination`: of the configured export, which a room's log must have reached before, as
-        it must every destination of the last days.
+        it must every destination in use.
         """
         self._job_queue = job_queue
         self._queries = queries

@@ -75,7 +75,7 @@ def reconcile(session: CliSession, /) -> None:
                 ],
             )
         note_incomplete(session, found)
-        output.note(_format_balance(books))
+        output.note(f"{_format_balance(books)} (as of {found.at.isoformat(timespec='seconds')})")
     if books.has_losses or not (books.is_balanced or books.is_incomplete):
         click.get_current_context().exit(EXIT_LOST)
     exit_incomplete(found)

@@ -145,7 +145,7 @@ WITH exported AS (
 SELECT 0, coalesce(array_agg(destination ORDER BY destination), '{}') FROM wanted w
 WHERE EXISTS (SELECT FROM log_entries WHERE room_id = %(room)s AND xid::text::bigint >= w.end_xid)
 """
-RECENT_EXPORT_S: Final = 7 * 86_400.0
+RECENT_EXPORT_S: Final = 2 * 86_400.0
 """Age of its last export up to which a destination is in use, also if nothing exports by itself."""
 
 

@@ -73,6 +73,7 @@ def test_the_exit_code_says_whether_anything_is_lost(
     publish(terminal.data, aside=aside, **columns)
     result = terminal.run("reconcile")
     assert (result.exit_code, said in result.stderr) == (code, True), result.output
+    assert f"(as of {NOON.isoformat()})" in result.stderr
     assert ("set aside: dt=2026-05-01/hr=11/a.parquet: damaged" in result.stderr) is bool(aside)
     found = terminal.run("--json", "reconcile")
     assert found.exit_code == code
