@@ -218,8 +218,10 @@ class PostgresConsumer:
 
     def _expire_claims(self, now: float) -> None:
         # A claim that ended unsettled stays so: its slot failed, or its outcome cannot be recorded.
-        # They are in the order in which they end.
-        ended = list(takewhile(lambda one: one[1].deadline <= now, self._unsettled.items()))
+        # Another worker has as long again to claim the task, if all slots of this one hang. They
+        # are in the order in which they end.
+        before = now - self._claim_s
+        ended = list(takewhile(lambda one: one[1].deadline <= before, self._unsettled.items()))
         for key, copy in ended:
             del self._unsettled[key]
             self._unsettled_bytes -= len(copy.payload)

@@ -84,7 +84,7 @@ def plain(answer: httpx.Response, *ids: dict[str, str]) -> tuple[int, str]:
     return answer.status_code, text
 
 
-PASSING = re.compile(r'"at":"[^"]*"|"(?:oldest|leader_absent)_seconds":[\d.e-]+')
+PASSING = re.compile(r'"(?:at|until)":"[^"]*"|"(?:oldest|leader_absent)_seconds":[\d.e-]+')
 """Values that differ from one answer to the next, as time passes."""
 SAMPLES = {"id": "caller", "business_key": "business", "event_type": "order.paid"}
 
