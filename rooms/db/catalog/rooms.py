@@ -186,8 +186,11 @@ async def list_rooms(
     if contains is not None:
         statement = statement.where(rooms.c.name.icontains(contains, autoescape=True))
     if before is not None:
-        statement = statement.where(tuple_(rooms.c.created_at, rooms.c.id) < before)
-    ordered = statement.order_by(rooms.c.created_at.desc(), rooms.c.id.desc()).limit(limit)
+        # The first condition is that of the index.
+        statement = statement.where(
+            rooms.c.created_at <= before[0], tuple_(rooms.c.created_at, rooms.c.id) < before
+        )
+    ordered = statement.order_by(rooms.c.created_at.desc(), -rooms.c.id).limit(limit)
     return [_room(row) for row in (await connection.execute(ordered)).mappings()]
 
 
