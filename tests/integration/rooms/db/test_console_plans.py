@@ -3,6 +3,7 @@
 import re
 import uuid
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -11,11 +12,12 @@ import pytest
 from sqlalchemy import Select, make_url
 
 from rooms.db.catalog import people
+from rooms.db.catalog.rooms import list_rooms
 from rooms.db.catalog.subscriptions import list_subscriptions
 from rooms.db.queries import failures, pull_queue, search
 from rooms.db.sideline import overview
 from rooms.db.usage import minutes
-from rooms.domain.ids import KeyId, OrganisationId
+from rooms.domain.ids import KeyId, OrganisationId, RoomId
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import SubscriptionStatus
 from tests.support.query_plans import kept_plans
@@ -60,6 +62,7 @@ def test_large_tables_are_read_by_a_condition_of_an_index(database: str, name: s
 _OTHERS: Final = 40
 _EACH: Final = 100
 _OWN: Final = 2
+_ROOMS: Final = 300
 _ORGANISATION: Final = "INSERT INTO organisations (id, name) VALUES (%s, %s)"
 _ROOM: Final = """
 INSERT INTO rooms (id, organisation_id, name, delivery_delay_ms, delivery_delay_multiplier, delivery_attempts)
@@ -111,6 +114,28 @@ async def test_only_what_waits_for_the_own_approval_is_read_for_the_first_page(
     assert plan["Plan"]["Actual Rows"] == _OWN
     read = sum(rows_read(plan["Plan"], "subscriptions"))
     assert _OWN <= read < _EACH, plan
+
+
+async def test_a_page_of_rooms_reads_only_its_own_rows(database: str) -> None:
+    """The first page, and one behind it, in the order of the index."""
+    own = OrganisationId(str(uuid.uuid4()))
+    principal = Principal(key_id=KeyId(own), organisation_id=own, scopes=frozenset())
+    dialect = make_url("postgresql+psycopg://").get_dialect()()
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(_ORGANISATION, (own, "own"))
+        for room in range(_ROOMS):
+            connection.execute(_ROOM, (room + 1, own, f"room-{room}"))
+        connection.execute("ANALYZE rooms")
+        for before in (None, (datetime.now(UTC), RoomId(1))):
+            reader: Any = _Reader()
+            await list_rooms(reader, principal, name=None, before=before, limit=10)
+            text = reader.statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True})
+            found = connection.execute(
+                f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {text}".encode()
+            )
+            ((((plan,),),),) = ((row,) for row in found)
+            assert "rooms_of_organisation" in str(plan), plan
+            assert sum(rows_read(plan["Plan"], "rooms")) == 10, plan
 
 
 def rows_read(node: dict[str, Any], table: str) -> Iterator[float]:
