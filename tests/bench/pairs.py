@@ -1,8 +1,12 @@
 """Compare with another version: both run at the same time, and short bursts of S1, S2 and S3 alternate between them.
 
 A machine that is shared changes its speed within seconds, so whole runs one after the other differ by a fifth. Two
-bursts that follow each other within a second or two meet nearly the same machine. The ratio of many such pairs is
-exact to a percent or two; its 95 % range is printed.
+bursts that follow each other within a second or two meet nearly the same machine.
+
+Yet the ratio of many such pairs of the same processes is not the ratio of the versions: how a process lies in memory
+changes its speed by several percent for as long as it runs, and what is started first is 1 to 2 % slower. So the pairs
+are played in rounds, each with new processes, and each version is started first in every other round. The 95 % range
+is that of the means of the rounds.
 """
 
 # ruff: noqa: T201 what a bench measures is printed
@@ -21,9 +25,10 @@ from tests.bench.sink import Arrivals
 from tests.bench.stage import Stage, staged
 
 _PAIRS: Final = 30
+_ROUNDS: Final = 6
 _WARM_UPS: Final = 1
-_PROGRESS_EVERY: Final = 10
-_Z_95: Final = 1.96
+_T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571)
+"""Student's t of the 95 % range of a mean, by its degrees of freedom from 1 on."""
 _FIGURES: Final = {
     "per_cpu_s": "deliveries a CPU-second",
     "per_s": "deliveries a second",
@@ -46,6 +51,10 @@ _CASES: Final = (
     _Case(name="S2", subscriptions=10, messages=1_500, connections=32),
     _Case(name="S3", subscriptions=1, messages=10_000, connections=64),
 )
+
+
+_Round = tuple[list[Run], list[Run]]
+"""The runs of this version and of the other one in one round."""
 
 
 @dataclass(slots=True)
@@ -92,25 +101,43 @@ def pairs(plan: Plan) -> Iterator[Lines]:
             "pairs needs --against FOLDER: a checkout of another version, with its .venv (make setup)"
         )
     count = plan.pairs or plan.some(_PAIRS)
-    with ExitStack() as stack:
-        now, then = (
-            _Side(stack.enter_context(staged(plan.folder, checkout=checkout)))
-            for checkout in (ROOT, plan.against.resolve())
-        )
-        for case in _CASES:
-            if plan.only not in case.name:
-                continue
-            _play(case, now, then, count)
-            lines = {f"{case.name}, this version": now, f"{case.name}, {plan.against.name}": then}
-            for name, title in _FIGURES.items():
-                ratio, low, high = ratio_range(
-                    [run.values[name] for run in now.runs], [run.values[name] for run in then.runs]
-                )
-                text = f"{title}, ratio to {plan.against.name}: {ratio:.3f} (95 % range {low:.3f} to {high:.3f})"
-                now.runs[0].verified.append(f"{text}; {count} pairs, every message arrived")
-                print(f"  {case.name}: {text}", flush=True)
-            for number in range(count):
-                yield {name: side.runs[number] for name, side in lines.items()}
+    rounds = min(_ROUNDS, count)
+    cases = [case for case in _CASES if plan.only in case.name]
+    checkouts = [ROOT, plan.against.resolve()]
+    played: dict[str, list[_Round]] = {case.name: [] for case in cases}
+    for number in range(rounds):
+        of_round = count // rounds + (number < count % rounds)
+        with ExitStack() as stack:
+            order = checkouts if number % 2 == 0 else checkouts[::-1]
+            sides = {
+                checkout: _Side(stack.enter_context(staged(plan.folder, checkout=checkout)))
+                for checkout in order
+            }
+            now, then = (sides[checkout] for checkout in checkouts)
+            for case in cases:
+                _play(case, now, then, of_round)
+                played[case.name].append((now.runs, then.runs))
+        print(f"  round {number + 1} of {rounds}", flush=True)
+    for name, of_case in played.items():
+        first = of_case[0][0][0]
+        for figure, title in _FIGURES.items():
+            ratio, low, high = ratio_range(
+                [
+                    [
+                        (own.values[figure], other.values[figure])
+                        for own, other in zip(*runs, strict=True)
+                    ]
+                    for runs in of_case
+                ]
+            )
+            text = f"{title}, ratio to {plan.against.name}: {ratio:.3f} (95 % range {low:.3f} to {high:.3f})"
+            first.verified.append(
+                f"{text}; {count} pairs in {rounds} rounds, every message arrived"
+            )
+            print(f"  {name}: {text}", flush=True)
+        for ours, others in of_case:
+            for own, other in zip(ours, others, strict=True):
+                yield {f"{name}, this version": own, f"{name}, {plan.against.name}": other}
 
 
 def _play(case: _Case, now: _Side, then: _Side, count: int) -> None:
@@ -122,16 +149,17 @@ def _play(case: _Case, now: _Side, then: _Side, count: int) -> None:
         # Alternately, each first as often as the other, so that a drift of the machine cancels out.
         for side in (now, then) if number % 2 == 0 else (then, now):
             side.runs.append(side.burst(case))
-        if (number + 1) % _PROGRESS_EVERY == 0:
-            print(f"  {case.name}: {number + 1} of {count} pairs", flush=True)
 
 
-def ratio_range(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+def ratio_range(rounds: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float, float]:
     """Return the geometric mean of the pairs' ratios, and the ends of its 95 % range.
 
-    One pair has no range: its ends are the ratio.
+    `rounds`: the pairs of each round. The range is that of the rounds' means; one round has none:
+    its ends are the ratio.
     """
-    logs = [math.log(own / other) for own, other in zip(ours, others, strict=True)]
-    mean = statistics.fmean(logs)
-    error = _Z_95 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+    means = [statistics.fmean(math.log(own / other) for own, other in pairs) for pairs in rounds]
+    every = [math.log(own / other) for pairs in rounds for own, other in pairs]
+    mean, error = statistics.fmean(every), 0.0
+    if len(means) > 1:
+        error = _T_95[len(means) - 2] * statistics.stdev(means) / math.sqrt(len(means))
     return math.exp(mean), math.exp(mean - error), math.exp(mean + error)
