@@ -191,6 +191,11 @@ class Settings:
     """
     rate_limit_per_s: int
     """Requests per second for each API key; 0 means no limit."""
+    guest_changes_per_s: int
+    """Changes per second that an organisation may make to its subscriptions in a room of another
+    one, in each API process; 429 above. Subscriptions that wait for approval do not count. 0 means
+    no limit.
+    """
     loop_stall_ms: int
     """Milliseconds after which a stalled event loop is logged with its stack and counted in
     `rooms_loop_stalls_total`; 0 switches this off.
@@ -355,6 +360,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         broker_lookahead_s=read.number("ROOMS_BROKER_LOOKAHEAD_S", 60, 1, 86_400),
         native_addresses=read.native_addresses("ROOMS_NATIVE_ADDRESSES"),
         rate_limit_per_s=read.number("ROOMS_RATE_LIMIT_PER_S", 0, 0, 1_000_000),
+        guest_changes_per_s=read.number("ROOMS_GUEST_CHANGES_PER_S", 10, 0, 1_000_000),
         loop_stall_ms=read.number("ROOMS_LOOP_STALL_MS", 250, 0, 60_000),
         unknown_keys_per_s=read.number("ROOMS_UNKNOWN_KEYS_PER_S", 100, 0, 1_000_000),
         max_connections=read.number("ROOMS_MAX_CONNECTIONS", 8192, 2, 1_000_000),

@@ -18,9 +18,9 @@ from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.secrets import Cipher
 from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.ids import IdGenerator, KeyId
+from rooms.domain.ids import IdGenerator, KeyId, OrganisationId, RoomId
 from rooms.domain.push_url import PushUrl
-from rooms.domain.room import Subscription
+from rooms.domain.room import Room, Subscription
 from rooms.errors import RateLimitedError
 from rooms.metrics import Metrics
 from rooms.ports import BrokerUsers, Clock, Magazines
@@ -48,6 +48,26 @@ class KeyRateLimiter:
             raise RateLimitedError(f"this key may make {self._per_s} requests a second")
 
 
+class GuestChangeLimiter:
+    """Allow an organisation `per_s` changes a second in each room of others; 0: unlimited.
+
+    Publishers load a room's routing again after each change, which takes time with its number of
+    subscriptions: one subscriber must not keep them at it.
+    """
+
+    def __init__(self, per_s: int, monotonic: Callable[[], float]) -> None:
+        self._per_s = per_s
+        self._buckets: TokenBuckets[tuple[OrganisationId, RoomId]] = TokenBuckets(per_s, monotonic)
+
+    def acquire(self, organisation: OrganisationId, room: Room) -> None:
+        """Count a change in `room`. RateLimitedError: the organisation has none left there."""
+        if organisation != room.organisation_id and not self._buckets.take((organisation, room.id)):
+            raise RateLimitedError(
+                f"your organisation may change its subscriptions in a room of others {self._per_s} "
+                "times a second"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiServices:
     """Hold everything a route may need: the argument `services` of a handler.
@@ -70,6 +90,7 @@ class ApiServices:
     receipt_keys: PublishedKeys
     """The public keys of receipts."""
     rate_limiter: KeyRateLimiter
+    guest_changes: GuestChangeLimiter
     metrics: Metrics
     gauges: CachedStats
     backlogs: OrganisationStats

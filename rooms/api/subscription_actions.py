@@ -143,7 +143,7 @@ async def rotate_secret(
     rotation = data or RotateSecret()
     secret = services.new_secret()
     async with change.transaction() as connection:
-        now = await lock_subscription(connection, principal, identity)
+        now = await lock_subscription(services, connection, principal, identity)
         if now.type is not SubscriptionType.PUSH:
             raise ConflictError("a PULL subscription has no signing secret")
         until = await replace_secret(
@@ -171,7 +171,7 @@ async def rotate_password(
     identity = parse_subscription(subscription_id)
     broker_users, password = services.broker_users, new_password(services.random)
     async with change.transaction() as connection:
-        now = await lock_subscription(connection, principal, identity)
+        now = await lock_subscription(services, connection, principal, identity)
         if not now.native:
             raise ConflictError("the subscription is not native: it has no user at the broker")
         if broker_users is None:
@@ -219,7 +219,7 @@ async def _set_status(
 ) -> SubscriptionResponse:
     identity = parse_subscription(subscription_id)
     async with change.transaction() as connection:
-        now = await lock_subscription(connection, principal, identity)
+        now = await lock_subscription(services, connection, principal, identity)
         if status is SubscriptionStatus.PAUSED and now.native:
             raise ConflictError(
                 "a native subscription cannot be paused: stop its reader, and its queue waits"

@@ -28,10 +28,11 @@ from rooms.api.subscriptions import (
     describe_subscription,
     lock_subscription,
     parse_subscription,
+    touch_room_as,
 )
 from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
-from rooms.db.catalog.rooms import lock_shared_room, touch_room, touch_shared_room
+from rooms.db.catalog.rooms import lock_shared_room, touch_room
 from rooms.db.catalog.subscription_states import Actor, SubscriptionAction, standing_of
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import create_job
@@ -218,7 +219,9 @@ async def withdraw_proposal(
 ) -> SubscriptionResponse:
     """Take back a change that waits for approval. For the subscriber. 409: there is none."""
     async with change.transaction() as connection:
-        now = await lock_subscription(connection, principal, parse_subscription(subscription_id))
+        now = await lock_subscription(
+            services, connection, principal, parse_subscription(subscription_id)
+        )
         if now.proposal is None:
             raise ConflictError("no change of it waits for approval")
         change.before = {"proposal": states.visible_proposal(now.proposal)}
@@ -336,7 +339,7 @@ async def terminate_subscription(
         now = await records.find_visible_subscription(connection, principal, identity)
         is_routed = now.status is not SubscriptionStatus.PENDING
         if is_routed:
-            await touch_shared_room(connection, found.room_id)
+            await touch_room_as(services, connection, principal, found.room_id)
         if now.belongs_to_room:
             raise ConflictError("it belongs to its room: clear the room's operational_url instead")
         _check_not_ended(now)

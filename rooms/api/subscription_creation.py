@@ -143,7 +143,7 @@ async def _create_together(
     rows: dict[Creation, dict[str, Any]] = {}
     results: dict[Creation, Created | Exception] = {}
     async with transaction(services.engine) as connection:
-        access, members = await lock_room(connection, creations[0].principal, group.room)
+        access, members = await lock_room(services, connection, creations[0].principal, group.room)
         status, _ = access.join()
         names_types = any(creation.data.event_types for creation in creations)
         types = await event_type_versions(connection, access) if names_types else {}

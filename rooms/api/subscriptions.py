@@ -88,12 +88,12 @@ class SubscriptionPage(Struct, kw_only=True):
 
 
 async def lock_room(
-    connection: AsyncConnection, principal: Principal, room: RoomId
+    services: ApiServices, connection: AsyncConnection, principal: Principal, room: RoomId
 ) -> tuple[RoomAccess, Mapping[OrganisationId, Member]]:
     """Return what the principal may do in a room, locked until the transaction ends.
 
     With it come the organisations on both sides, whose status stays as it is until then. The access
-    is read again under the lock, as it may have changed before. NotFoundError.
+    is read again under the lock, as it may have changed before. NotFoundError, RateLimitedError.
     """
     access = await find_access(connection, principal, room)
     access.join()  # who may not subscribe takes no lock
@@ -103,8 +103,19 @@ async def lock_room(
     await room_records.lock_shared_room(connection, room)
     access = await find_access(connection, principal, room)
     if access.join()[0] is not SubscriptionStatus.PENDING:
-        await room_records.touch_shared_room(connection, room)
+        await touch_room_as(services, connection, principal, room)
     return access, members
+
+
+async def touch_room_as(
+    services: ApiServices, connection: AsyncConnection, principal: Principal, room: RoomId
+) -> None:
+    """Touch a room for a change of what is the principal's own there.
+
+    RateLimitedError: its organisation has changed too much in this room of another one.
+    """
+    touched = await room_records.touch_shared_room(connection, room)
+    services.guest_changes.acquire(principal.organisation_id, touched)
 
 
 def entitled_interests(
@@ -303,7 +314,9 @@ async def change_settings(
     `version`: the one that the caller has read; ConflictError if it was changed since.
     """
     async with change.transaction() as connection:
-        now = await lock_subscription(connection, principal, identity, is_changed=bool(fields))
+        now = await lock_subscription(
+            services, connection, principal, identity, is_changed=bool(fields)
+        )
         is_routed = bool(fields) and now.status is not SubscriptionStatus.PENDING
         if version is not None and version != now.version:
             raise ConflictError(
@@ -411,7 +424,7 @@ async def remove(
 ) -> JobRecord:
     """Delete an own subscription by a job. NotFoundError, ConflictError."""
     async with change.transaction() as connection:
-        now = await lock_subscription(connection, principal, identity)
+        now = await lock_subscription(services, connection, principal, identity)
         if now.belongs_to_room:
             raise ConflictError("it belongs to its room: clear the room's operational_url instead")
         change.before = {"name": now.name, "type": now.type, "status": now.status}
@@ -438,6 +451,7 @@ async def event_type_versions(
 
 
 async def lock_subscription(
+    services: ApiServices,
     connection: AsyncConnection,
     principal: Principal,
     identity: SubscriptionId,
@@ -448,13 +462,13 @@ async def lock_subscription(
 
     It is read again under the lock, as it may have changed before. The room is touched, unless
     nothing is changed that routing reads: another organisation asks for a subscription as often as
-    it likes, and publishers must not load the room again each time.
+    it likes, and publishers must not load the room again each time. RateLimitedError.
     """
     found = await records.find_subscription(connection, principal, identity)
     await room_records.lock_shared_room(connection, found.room_id)
     found = await records.find_subscription(connection, principal, identity)
     if is_changed and found.status is not SubscriptionStatus.PENDING:
-        await room_records.touch_shared_room(connection, found.room_id)
+        await touch_room_as(services, connection, principal, found.room_id)
     return found
 
 

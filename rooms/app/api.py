@@ -19,7 +19,7 @@ from delivery.push.http.target_policy import target_policy
 from delivery.push.test_call import PingSender
 from rooms.api.app import create_app
 from rooms.api.auth import authenticate, authenticate_cached
-from rooms.api.deps import ApiServices, KeyRateLimiter
+from rooms.api.deps import ApiServices, GuestChangeLimiter, KeyRateLimiter
 from rooms.api.fast_routes import App, FastRoutes
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
@@ -176,6 +176,7 @@ async def open_services(
             keys=keys,
             receipt_keys=PublishedKeys(engine, clock.monotonic, cipher, os.urandom),
             rate_limiter=KeyRateLimiter(settings.rate_limit_per_s, clock.monotonic),
+            guest_changes=GuestChangeLimiter(settings.guest_changes_per_s, clock.monotonic),
             metrics=metrics,
             gauges=CachedStats(engine, clock.monotonic),
             backlogs=OrganisationStats(engine, clock.monotonic),

@@ -3,8 +3,8 @@
 A machine that is shared changes its speed within seconds, so whole runs one after the other differ by a fifth. Two
 bursts that follow each other within a second or two meet nearly the same machine.
 
-Yet the ratio of many such pairs of the same processes is not the ratio of the versions: how a process lies in memory
-changes its speed by several percent for as long as it runs, and what is started first is 1 to 2 % slower. So the pairs
+Yet the ratio of many such pairs of the same processes is not the ratio of the versions: the place of a process in
+memory changes its speed by several percent for as long as it runs, and what is started first is 1 to 2 % slower. So the pairs
 are played in rounds, each with new processes, and each version is started first in every other round. The 95 % range
 is that of the means of the rounds.
 """

@@ -21,7 +21,7 @@ from delivery.magazines import open_magazines
 from delivery.pull.service import open_pull_service
 from delivery.push.http.ssrf import SsrfGuard
 from rooms.api.app import create_app
-from rooms.api.deps import ApiServices, KeyRateLimiter
+from rooms.api.deps import ApiServices, GuestChangeLimiter, KeyRateLimiter
 from rooms.api.readiness import LeaderHealth, Readiness
 from rooms.clock import SystemClock
 from rooms.db.authentication import ApiKeyAuthenticator
@@ -230,6 +230,7 @@ async def open_api(
                 keys=keyring,
                 receipt_keys=PublishedKeys(engine, clock.monotonic, Cipher(SEAL_KEY), os.urandom),
                 rate_limiter=KeyRateLimiter(settings.rate_limit_per_s, clock.monotonic),
+                guest_changes=GuestChangeLimiter(settings.guest_changes_per_s, clock.monotonic),
                 metrics=metrics,
                 gauges=CachedStats(engine, clock.monotonic),
                 backlogs=OrganisationStats(engine, clock.monotonic),

@@ -484,3 +484,43 @@ async def test_what_waits_for_approval_disturbs_no_publisher(
     assert (await change(api, subscriber, third, name="fourth")).status_code == 200
     assert await plan() == approved + 1
     assert notified
+
+
+async def test_a_guest_that_changes_in_a_loop_is_stopped(api: Api) -> None:
+    """Check that a subscriber cannot make publishers load the room of another all the time."""
+    owner, subscriber, room, identity = await pending(api)
+    await approve(api, owner, identity)
+    second = (await subscribe(api, subscriber, room, "second", push_url=PUSH["push_url"]))["id"]
+    api.services.guest_changes._buckets._monotonic = lambda: 1e6
+    limit = api.services.settings.guest_changes_per_s
+
+    async def plan() -> int:
+        ((version,),) = await api.sql("SELECT plan_version FROM rooms WHERE id = %s", room)
+        return int(version)
+
+    for number in range(limit):
+        answer = await change(api, subscriber, identity, name=f"name-{number}")
+        assert answer.status_code == 200, answer.text
+    before = await plan()
+    refused = [
+        await change(api, subscriber, identity, name="refused"),
+        await act(api, subscriber, identity, "pause"),
+        await act(api, subscriber, identity, "rotate-secret"),
+        await act(api, subscriber, identity, "terminate"),
+        await api.call("DELETE", f"/subscriptions/{identity}", subscriber.key),
+    ]
+    assert [answer.status_code for answer in refused] == [429] * len(refused)
+    assert "in a room of others" in refused[0].json()["detail"]
+    assert "retry-after" in refused[0].headers
+    found = (await api.call("GET", f"/subscriptions/{identity}", subscriber.key)).json()
+    assert (found["name"], found["status"]) == (f"name-{limit - 1}", "active")
+    assert await plan() == before
+
+    # What waits for approval, other rooms, and the owner have nothing to do with it.
+    assert (await change(api, subscriber, second, name="third")).status_code == 200
+    own = (await subscribe(api, owner, room, "own"))["id"]
+    for number in range(2 * limit):
+        assert (await change(api, owner, own, name=f"own-{number}")).status_code == 200
+
+    api.services.guest_changes._buckets._monotonic = lambda: 1e6 + 1
+    assert (await change(api, subscriber, identity, name="again")).status_code == 200

@@ -70,9 +70,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate = Gate()
     create = SubscriptionCreator.create
 
-    async def held_lock(connection: Any, principal: Any, room: RoomId) -> Any:
+    async def held_lock(services: Any, connection: Any, principal: Any, room: RoomId) -> Any:
         await gate.wait(room)
-        return await lock_room(connection, principal, room)
+        return await lock_room(services, connection, principal, room)
 
     async def counted_create(self: SubscriptionCreator, room: RoomId, creation: Any) -> Any:
         # What follows in this turn of the loop puts the request into the queue.
