@@ -14,7 +14,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.options import find_room, parse_pairs, set_fields
+from rooms.cli.options import find_room, parse_pairs, read_argument, set_fields
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -165,15 +165,11 @@ def _read_payload(payload: str | None) -> bytes:
         if payload is None and sys.stdin.isatty():
             raise click.UsageError("give a PAYLOAD, or pipe one in")
         raw = sys.stdin.buffer.read()
-    elif payload.startswith("@"):
-        try:
-            raw = Path(payload[1:]).read_bytes()
-        except OSError as exc:
-            raise click.UsageError(
-                f"PAYLOAD: {payload[1:]} cannot be read: {exc.strerror}"
-            ) from exc
     else:
-        raw = payload.encode("utf-8", "surrogateescape")
+        try:
+            raw = read_argument(payload, "PAYLOAD")
+        except CliError as exc:
+            raise click.UsageError(exc.message) from exc
     return raw.strip()
 
 
