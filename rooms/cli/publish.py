@@ -120,9 +120,19 @@ def publish(
             raise click.UsageError(
                 "--id needs a single message; in a file each line may have an 'id' of its own"
             )
-        prefix = secrets.token_hex(16) if again else idempotency_prefix
+        if again and idempotency_prefix is not None:
+            raise click.UsageError(
+                "--again takes a prefix of its own: leave out --again, or --idempotency-prefix"
+            )
         _publish_file(
-            session, room, path, message, prefix=prefix, batch_size=batch_size, from_line=from_line
+            session,
+            room,
+            path,
+            message,
+            prefix=secrets.token_hex(16) if again else idempotency_prefix,
+            again=again,
+            batch_size=batch_size,
+            from_line=from_line,
         )
         return
     if event_type is None:
@@ -189,17 +199,18 @@ def _publish_file(
     message: dict[str, Any],
     *,
     prefix: str | None,
+    again: bool,
     batch_size: int,
     from_line: int,
 ) -> None:
     import json
 
     from rooms.cli.bulk_publish import (
-        REPEAT_IS_SAFE,
         LineError,
         parse_message_line,
         payload_parser,
         read_batches,
+        resume_hint,
         scan_file,
         upload,
     )
@@ -208,6 +219,7 @@ def _publish_file(
     out = session.output()
     published = repeats = 0
     next_line = from_line
+    found: BatchFile | None = None
     with _open_input(path) as file:
         try:
             found = scan_file(
@@ -225,6 +237,7 @@ def _publish_file(
                     destination,
                     parts,
                     prefix=prefix,
+                    again=again,
                     sleep=time.sleep,
                     warn=partial(_warn, bar.console),
                 ):
@@ -237,8 +250,10 @@ def _publish_file(
             raise CliError(f"{path}, {exc}; {what}") from exc
         except KeyboardInterrupt:
             out.note(
-                f"stopped after {published} messages; {REPEAT_IS_SAFE};"
-                f" later, continue with: --idempotency-prefix {prefix} --from-line {next_line}"
+                "stopped; nothing was published"
+                if found is None
+                else f"stopped after {published} messages;"
+                f" {resume_hint(prefix or found.digest, next_line, again=again)}"
             )
             raise
     if session.as_json:
