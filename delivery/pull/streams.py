@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Self
+from uuid import UUID
 from weakref import WeakValueDictionary
 
 from delivery.pull.access import AccessMonitor, WatchedConsumer
@@ -22,7 +23,7 @@ from delivery.pull.stream import EndReason, Peek, Stream, StreamBatch, StreamWai
 from delivery.pull.target import PullSelection, PullTarget, access_error, parse_target
 from rooms.db.leases.release import LeaseQueries
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import OrganisationId, SubscriptionId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
 from rooms.errors import TransientError
 from rooms.outages import OUTAGES
@@ -189,20 +190,14 @@ class Streams:
     ) -> tuple[Sequence[tuple[str, LeaseStatus]], frozenset[SubscriptionId]]:
         """Settle what the client acks; also return the subscriptions that have messages again.
 
-        An ack id of another stream is valid if this one has a single subscription.
+        An ack id of another stream over one of its subscriptions is valid, as it is by HTTP.
         """
         leases = parse_frame_leases(request)
-        results: dict[Lease, LeaseStatus] = {}
+        results: dict[Lease, LeaseStatus] = dict.fromkeys(leases, LeaseStatus.UNKNOWN)
         queued: set[SubscriptionId] = set()
         by_target: dict[PullTarget, list[Lease]] = {}
-        for lease in leases:
-            key = stream.unsettled.get(lease) or (
-                stream.targets[0] if len(stream.targets) == 1 else None
-            )
-            if key is None:
-                results[lease] = LeaseStatus.UNKNOWN
-            else:
-                by_target.setdefault(key, []).append(lease)
+        for lease, key in (await self._find_targets(stream, leases)).items():
+            by_target.setdefault(key, []).append(lease)
         for key, own in by_target.items():
             found, is_queued = await self._settle(key, own, request)
             results |= found
@@ -213,6 +208,32 @@ class Streams:
         return [
             (text, results[lease]) for text, lease in zip(request.ack_ids, leases, strict=True)
         ], frozenset(queued)
+
+    async def _find_targets(
+        self, stream: Stream, leases: Sequence[Lease]
+    ) -> Mapping[Lease, PullTarget]:
+        """Return to which of a stream's queues leases belong; others are of none of these.
+
+        Those that it has forgotten, because they are over, are looked up.
+        """
+        if len(stream.targets) == 1:
+            return dict.fromkeys(leases, stream.targets[0])
+        found: dict[Lease, PullTarget] = {}
+        forgotten: dict[Lease, RoomId] = {}
+        for lease in leases:
+            if (key := stream.unsettled.get(lease)) is not None:
+                found[lease] = key
+            else:
+                forgotten[lease] = room_of(str(UUID(bytes=lease[0])))
+        if forgotten:
+            own = {(key.room, key.subscription): key for key in stream.targets}
+            asked = [(room, delivery) for (delivery, _), room in forgotten.items()]
+            subscriptions = await self._lease_store.find_subscriptions(asked)
+            for index, (lease, room) in enumerate(forgotten.items()):
+                subscription = subscriptions.get(index)
+                if subscription is not None and (room, subscription) in own:
+                    found[lease] = own[room, subscription]
+        return found
 
     async def _settle(
         self,

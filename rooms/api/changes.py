@@ -1,11 +1,11 @@
 """Write changes into the journal: each in the transaction of its change.
 
 A handler that changes something takes the argument `change`, and opens its transaction by
-`change.transaction()`. A transaction of several requests appends the `change.entry()` of each at
-its end (`rooms.api.subscription_creation`). Where a change is written by `services.writer`, which
-has a transaction of its own, the handler calls `change.record()` after it, as its last step. If
-the process dies between the two, the change is without its entry; the delivery log has it. If the
-entry cannot be written, it is written later instead of a failure.
+`change.transaction()`. A transaction of several requests appends the `change.new_entry()` of each
+at its end, and calls `change.on_committed()` after it (`rooms.api.subscription_creation`). Where a
+change is written by `services.writer`, which has a transaction of its own, the handler calls
+`change.record()` after it. If the process dies between the two, the change is without its entry;
+the delivery log has it. If the entry cannot be written, it is written later instead of a failure.
 """
 
 import asyncio
@@ -51,9 +51,11 @@ _SECRET_NAMES: Final = frozenset({"password", "secret", "key", "payload", "heade
 _URL_NAMES: Final = frozenset({"push_url", "operational_url"})
 _MAX_DEPTH: Final = 8
 _COMMITTED: Final = "committed_change"
-"""The state of a request that made a change outside of the transaction of its entry: the entry that
-could not be written, or None.
+"""The state of a request whose change was committed: its entry as long as it is not written, then
+None.
 """
+_LAST_ENTRY: Final = "last_entry"
+"""The state of a request: the entry of its last transaction, which may be committed."""
 
 
 def shown(value: Any, depth: int = 0) -> Any:
@@ -110,34 +112,50 @@ class Change:
         """The organisation whose journal it is; None: the caller's."""
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """Run one transaction; its last statements before the commit write the entry."""
+    async def transaction(self, *, is_whole: bool = True) -> AsyncIterator[AsyncConnection]:
+        """Run one transaction; its last statements before the commit write the entry.
+
+        `is_whole` false: a part of the action follows the commit, and is noted, too, if it fails.
+        """
         async with transaction(self._services.engine) as connection:
             yield connection
             if not self.is_dry_run:
-                await append(connection, self.entry())
+                await append(connection, self.new_entry())
+        if is_whole and not self.is_dry_run:
+            self.on_committed()
+        else:
+            self._state.pop(_LAST_ENTRY, None)
 
-    async def record(self) -> None:
+    async def record(self, failure: BaseException | None = None) -> None:
         """Write the entry of a change that was committed, waiting for no share of connections.
 
+        `failure`: only a part of it was, `after`; the rest failed so.
         StorageUnavailableError, StorageRefusedError: it will be written once more.
         """
-        state = self._request.scope["state"]
-        state[_COMMITTED] = entry = self.entry()
+        self._state[_COMMITTED] = entry = self.new_entry(failure)
         with without_share():
             async with transaction(self._services.engine) as connection:
                 await append(connection, entry)
-        state[_COMMITTED] = None
+        self.on_committed()
 
-    def entry(self) -> JournalEntry:
-        """Return the entry, as of now."""
+    def on_committed(self) -> None:
+        """Record that the entry is committed: what fails later is not the change."""
+        self._state[_COMMITTED] = None
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._request.scope["state"]
+        return state
+
+    def new_entry(self, failure: BaseException | None = None) -> JournalEntry:
+        """Make the entry of a transaction, as of now, to be looked up if the commit is in doubt."""
         after = self.after
         if after is None:
             try:
                 after = shown(msgspec.json.decode(self._body)) if self._body else None
             except msgspec.DecodeError:
                 after = None
-        return make_entry(
+        self._state[_LAST_ENTRY] = entry = make_entry(
             self._services,
             self._principal,
             self._request.scope,
@@ -146,7 +164,10 @@ class Change:
             organisation=self.organisation,
             before=self.before,
             after=after,
+            outcome=Outcome.SUCCEEDED if failure is None else Outcome.FAILED,
+            reason=None if failure is None else _reason_of(failure),
         )
+        return entry
 
 
 ChangeDep = NamedDependency[SkipValidation[Change]]
@@ -252,8 +273,9 @@ class RefusalJournal:
         if not changes and not isinstance(error, OtherMemberError):
             return
         services: ApiServices = scope["litestar_app"].state.services
-        committed: JournalEntry | None = scope["state"].get(_COMMITTED)
-        if committed is None and _COMMITTED in scope["state"]:
+        state = scope["state"]
+        committed: JournalEntry | None = state.get(_COMMITTED)
+        if committed is None and _COMMITTED in state:
             return
         is_full = len(self._pending) >= _MAX_PENDING
         if is_full or not (committed or self._buckets.take(principal.organisation_id)):
@@ -266,9 +288,9 @@ class RefusalJournal:
             action=handler.handler_name,
             object_path=scope["path"],
             outcome=_outcome_of(error),
-            reason=str(error) or type(error).__name__,
+            reason=_reason_of(error),
         )
-        task = asyncio.create_task(_write(services, entry))
+        task = asyncio.create_task(_write(services, entry, unless=state.get(_LAST_ENTRY)))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
@@ -277,16 +299,22 @@ class RefusalJournal:
         await asyncio.gather(*self._pending, return_exceptions=True)
 
 
-async def _write(services: ApiServices, entry: JournalEntry) -> None:
+async def _write(
+    services: ApiServices, entry: JournalEntry, *, unless: JournalEntry | None
+) -> None:
+    """Write an entry, unless another one is there, whose commit was in doubt."""
     try:
         with without_share():
             async with transaction(services.engine) as connection:
-                # An entry whose commit was in doubt may be there.
-                if not await has_entry(connection, entry):
+                if unless is None or not await has_entry(connection, unless):
                     await append(connection, entry)
     except RoomsError as exc:
         services.metrics.journal_dropped.inc()
         _log.warning("%s (%s) is not in the journal: %s", entry.action, entry.outcome, exc)
+
+
+def _reason_of(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _outcome_of(error: Exception) -> Outcome:

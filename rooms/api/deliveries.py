@@ -190,7 +190,10 @@ async def redeliver(
         raise ConflictError("it was withdrawn, and is sent no more")
     if done.not_due:
         raise ConflictError("its message is not due yet")
+    change.before = {"state": done.before}
     if done.after is State.EXPIRED:
+        change.after = {"state": done.after}
+        await change.record()
         raise ConflictError(
             "its lifetime ended while it was sidelined; it is expired now, and can be sent again"
         )
@@ -198,7 +201,6 @@ async def redeliver(
         raise ConflictError(
             f"it is {done.before}; only sidelined, expired, cancelled or dropped ones can be resent"
         )
-    change.before = {"state": done.before}
     services.notifier.notify_queued(
         done.subscription_id if done.type is SubscriptionType.PULL else None
     )

@@ -138,6 +138,7 @@ async def purge_queue_sideline(
         )
     purged = 0
     after: Slot | None = None
+    failure: BaseException | None = None
     try:
         for _ in range(MAX_PURGED // MAX_BATCH):
             found = await magazine.peek(MAX_BATCH, after=after)
@@ -146,10 +147,15 @@ async def purge_queue_sideline(
             if after is None:
                 break
     except MagazineMissingError as exc:
-        raise _unavailable_error() from exc
+        failure = _unavailable_error()
+        raise failure from exc
+    except BaseException as exc:
+        failure = exc
+        raise
     finally:
         change.after = {"purged": purged}
-        await change.record()
+        if purged or failure is None:
+            await change.record(failure)
     return PurgeResponse(purged=purged, more=after is not None)
 
 

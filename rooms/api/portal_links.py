@@ -115,7 +115,14 @@ async def create_portal_link(
         if data.organisation_id not in {None, principal.organisation_id}:
             raise organisation_not_found(data.organisation_id)
         for identity in subscriptions or ():
-            await find_subscription(connection, principal, identity)
+            found = await find_subscription(connection, principal, identity)
+            if found.belongs_to_room:
+                raise InvalidError(
+                    FieldProblem(
+                        "subscription_ids",
+                        f"no portal shows {found.name}, which belongs to the room: leave it out",
+                    )
+                )
         check_may_give(
             principal,
             {

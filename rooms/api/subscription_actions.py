@@ -196,7 +196,7 @@ async def ping(
 ) -> PingResponse:
     """Call the webhook once with a signed test message, which is no delivery. 409: PULL."""
     identity = parse_subscription(subscription_id)
-    async with change.transaction() as connection:
+    async with change.transaction(is_whole=False) as connection:
         found = await records.find_subscription(connection, principal, identity)
         if found.type is not SubscriptionType.PUSH:
             raise ConflictError("a PULL subscription has no webhook to call")

@@ -185,9 +185,21 @@ async def _create_together(
             await _record(connection, created, status)
         else:
             await connection.rollback()  # the room was not changed
-    if created and status is not SubscriptionStatus.PENDING:
-        services.notifier.notify(Channel.CONFIG, str(group.room))
+    if created:
+        _on_committed(services, group.room, list(created), status)
     return [results[creation] for creation in creations]
+
+
+def _on_committed(
+    services: ApiServices,
+    room: RoomId,
+    created: Sequence[Creation],
+    status: SubscriptionStatus,
+) -> None:
+    for creation in created:
+        creation.change.on_committed()
+    if status is not SubscriptionStatus.PENDING:
+        services.notifier.notify(Channel.CONFIG, str(room))
 
 
 async def _record(
@@ -202,7 +214,7 @@ async def _record(
     await record_created(
         connection, [(new, Actor.of(one.principal)) for one, new in created.items()]
     )
-    await append(connection, *[creation.change.entry() for creation in created])
+    await append(connection, *[creation.change.new_entry() for creation in created])
 
 
 async def _check_only_one(

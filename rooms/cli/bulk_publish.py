@@ -17,7 +17,6 @@ import msgspec
 from rooms.cli.client import ApiClient
 from rooms.cli.errors import CliError, ProblemError, UnreachableError
 
-REPEAT_IS_SAFE: Final = "for 24 hours, repeating the command publishes nothing twice"
 MAX_LINE_BYTES: Final = 2 * 1024 * 1024
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Limit of one batch, so that its request stays below the limit of the service."""
@@ -36,6 +35,18 @@ _TRANSIENT_STATUSES: Final = {
     HTTPStatus.GATEWAY_TIMEOUT,
 }
 _MESSAGE_INDEX: Final = re.compile(r"messages(?:\[|/)(\d+)\]?")
+
+
+def resume_hint(prefix: str, line: int, *, again: bool) -> str:
+    """Say how an upload that stopped at a line goes on; `again`: it was one with `--again`.
+
+    Each run with `--again` has a prefix of its own, so the same command would publish all again.
+    """
+    resume = f"--idempotency-prefix {prefix} --from-line {line}"
+    if again:
+        return f"continue with this in place of --again: {resume}"
+    safe = "for 24 hours, repeating the command publishes nothing twice"
+    return f"{safe}; later, or to skip finished lines: {resume}"
 
 
 class LineError(Exception):
@@ -161,12 +172,13 @@ class UploadError(CliError):
     """Report where an upload stopped. Everything before `line` is published; `line` resumes it."""
 
     def __init__(
-        self, cause: CliError, batch: PublishBatch, *, published: int, prefix: str
+        self, cause: CliError, batch: PublishBatch, *, published: int, prefix: str, again: bool
     ) -> None:
         self.cause = cause
         self.batch = batch
         self.published = published
         self.prefix = prefix
+        self.again = again
         super().__init__(
             f"lines {batch.lines[0]} to {batch.lines[-1]} were not accepted: {cause.message}"
         )
@@ -220,15 +232,16 @@ class UploadError(CliError):
             if self.published
             else "nothing of this run is published"
         )
-        resume = f"--idempotency-prefix {self.prefix} --from-line {self.line}"
         if isinstance(self.cause, ProblemError) and self.cause.status == HTTPStatus.CONFLICT:
             return [
                 f"{before}. This part of the file was published before with other content:",
                 "use the same --batch-size again, or --again to publish all of it again",
             ]
         if isinstance(self.cause, ProblemError) and self.cause.status not in _TRANSIENT_STATUSES:
-            return [f"{before}. Correct these lines, then continue with: {resume}"]
-        return [f"{before}. {REPEAT_IS_SAFE}; later, or to skip finished lines: {resume}"]
+            how = " in place of --again" if self.again else ""
+            resume = f"--idempotency-prefix {self.prefix} --from-line {self.line}"
+            return [f"{before}. Correct these lines, then continue with{how}: {resume}"]
+        return [f"{before}. {resume_hint(self.prefix, self.line, again=self.again)}"]
 
 
 def upload(
@@ -237,13 +250,14 @@ def upload(
     batches: Iterable[PublishBatch],
     *,
     prefix: str,
+    again: bool = False,
     sleep: Callable[[float], None],
     warn: Callable[[str], None],
 ) -> Iterator[tuple[PublishBatch, bool]]:
     """Send every batch in order, and yield each with True if an earlier run had published it.
 
     Transient errors (the service is unreachable, busy or restarting) are retried RETRIES times.
-    Raises UploadError.
+    `again`: of an upload with `--again`. Raises UploadError.
     """
     published = 0
     for batch in batches:
@@ -252,7 +266,7 @@ def upload(
                 client, path, batch, key=f"{prefix}-{batch.offset}", sleep=sleep, warn=warn
             )
         except CliError as exc:
-            raise UploadError(exc, batch, published=published, prefix=prefix) from exc
+            raise UploadError(exc, batch, published=published, prefix=prefix, again=again) from exc
         published += len(batch.messages)
         yield batch, repeated
 

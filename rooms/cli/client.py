@@ -92,7 +92,7 @@ class ApiClient:
         ) as exc:
             raise CliError(f"the request to {self.url} cannot be made: {exc}") from exc
         except httpx.ConnectError as exc:
-            raise UnreachableError(self._unreachable_message(exc)) from exc
+            raise UnreachableError(self._unreachable_message(exc), may_have_arrived=False) from exc
         except httpx.TimeoutException as exc:
             raise UnreachableError(f"{self.url} did not answer in time ({method} {path})") from exc
         except httpx.HTTPError as exc:

@@ -36,7 +36,14 @@ class IncompleteError(CliError):
 
 
 class UnreachableError(CliError):
-    """Report that the service did not answer, or closed the connection before it did."""
+    """Report that the service did not answer, or closed the connection before it did.
+
+    `may_have_arrived`: there was a connection, so the service may have done what was asked.
+    """
+
+    def __init__(self, message: str, *, may_have_arrived: bool = True) -> None:
+        super().__init__(message)
+        self.may_have_arrived = may_have_arrived
 
 
 class ProblemError(CliError):

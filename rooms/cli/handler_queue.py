@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Literal
 
 import click
 
 from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.errors import CliError
+from rooms.cli.errors import CliError, ProblemError, UnreachableError
 from rooms.cli.job import progress_counter
 from rooms.cli.options import (
     Paging,
@@ -15,7 +17,7 @@ from rooms.cli.options import (
     paging_options,
     patch_body,
     path_segment,
-    read_json,
+    read_argument,
     set_fields,
 )
 
@@ -41,48 +43,82 @@ _FAILED_COLUMNS = {
 _SHOVEL_FIELDS = ("shovel_interval_s", "shovel_concurrency", "shovel_max_shovels")
 
 
-class _SendError(CliError):
-    """Report which messages were not accepted, and how to go on without sending others twice."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Name the messages of one request by their lines or payloads, and count those before them."""
 
-    def __init__(
-        self, cause: CliError, at: tuple[int, int], *, accepted: int, of_lines: bool
-    ) -> None:
+    kind: Literal["lines", "payloads"]
+    first: int
+    last: int
+    accepted_before: int
+
+    def outcome(self, *, in_doubt: bool) -> str:
+        """Say what became of the messages."""
+        which = f"{self.kind} {self.first} to {self.last}"
+        if in_doubt:
+            return f"it is not known whether {which} were accepted"
+        return f"{which} were not accepted"
+
+    def remedy(self, *, in_doubt: bool) -> str:
+        """Say how to go on without sending the messages before them twice."""
+        if self.kind == "lines":
+            how = f"continue with: --from-line {self.first}"
+        else:
+            how = "leave those out"
+        twice = ", but what is in doubt may be handled twice then" if in_doubt else ""
+        return f"{self.accepted_before} messages before them were accepted; {how}{twice}"
+
+
+class _SendError(CliError):
+    """Report which messages were not accepted, or may have been, and how to go on."""
+
+    def __init__(self, cause: CliError, part: _Part) -> None:
         self._cause = cause
-        self._at = at
-        self._accepted = accepted
-        self._of_lines = of_lines
-        first, last = at
-        which = "lines" if of_lines else "payloads"
-        super().__init__(f"{which} {first} to {last} were not accepted: {cause.message}")
+        self._part = part
+        self._in_doubt = _may_have_arrived(cause)
+        super().__init__(f"{part.outcome(in_doubt=self._in_doubt)}: {cause.message}")
 
     def describe(self) -> dict[str, Any]:
         return {
             **self._cause.describe(),
-            "lines" if self._of_lines else "payloads": list(self._at),
-            "accepted": self._accepted,
+            self._part.kind: [self._part.first, self._part.last],
+            "accepted": self._part.accepted_before,
+            "in_doubt": self._in_doubt,
         }
 
     def lines(self) -> list[str]:
-        how = f"continue with: --from-line {self._at[0]}" if self._of_lines else "leave them out"
-        return [
-            self.message,
-            *self._cause.lines()[1:],
-            f"{self._accepted} messages before them were accepted; {how}",
-        ]
+        remedy = self._part.remedy(in_doubt=self._in_doubt)
+        return [self.message, *self._cause.lines()[1:], remedy]
 
 
-def _read_lines(file: BinaryIO, first: int) -> list[tuple[int, Any]]:
-    """Return the JSON of each line that is not blank, from line `first` on, with its number."""
-    import json
+def _may_have_arrived(cause: CliError) -> bool:
+    """Return whether messages may have been stored by a request that ended so."""
+    if isinstance(cause, ProblemError):
+        return cause.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return isinstance(cause, UnreachableError) and cause.may_have_arrived
 
+
+def _read_messages(
+    payloads: tuple[str, ...], identity: str | None, from_line: int
+) -> list[tuple[int, bytes]]:
+    """Return each message of a batch as JSON, with its number among the payloads or lines.
+
+    UsageError: a payload is not JSON. Nothing that would be refused as that is sent.
+    """
+    from rooms.cli.bulk_publish import payload_parser
+
+    wrap = payload_parser(set_fields(id=identity))
+    if payloads:
+        texts = ((at, read_argument(text, f"payload {at}")) for at, text in enumerate(payloads, 1))
+    else:
+        lines = enumerate(sys.stdin.buffer, 1)
+        texts = ((at, line) for at, line in lines if at >= from_line and line.strip())
     found = []
-    for number, line in enumerate(file, 1):
-        if number < first or not line.strip():
-            continue
+    for at, text in texts:
         try:
-            found.append((number, json.loads(line)))
-        except (ValueError, RecursionError) as exc:
-            raise click.UsageError(f"line {number} is not JSON: {exc}") from exc
+            found.append((at, wrap(text.strip())))
+        except ValueError as exc:
+            raise click.UsageError(f"{'payload' if payloads else 'line'} {at} is {exc}") from exc
     return found
 
 
@@ -246,14 +282,10 @@ def send(
 ) -> None:
     """Put messages into a queue. Each PAYLOAD is JSON, or @PATH of a file.
 
-    Without a PAYLOAD, standard input has one JSON payload per line. What is invalid is found before
-    anything is sent.
+    Without a PAYLOAD, standard input has one JSON payload per line. What is not JSON is found
+    before anything is sent.
     """
-    found = (
-        [(at, read_json(text, "payload")) for at, text in enumerate(payloads, 1)]
-        if payloads
-        else _read_lines(sys.stdin.buffer, from_line)
-    )
+    found = _read_messages(payloads, identity, from_line)
     if not found:
         raise click.UsageError("no payload was given")
     if identity is not None and len(found) > 1:
@@ -261,17 +293,24 @@ def send(
     accepted: list[dict[str, Any]] = []
     with session.client() as client:
         for start in range(0, len(found), _MAX_BATCH):
-            part = found[start : start + _MAX_BATCH]
-            messages = [set_fields(id=identity) | {"payload": payload} for _, payload in part]
+            batch = found[start : start + _MAX_BATCH]
+            part = _Part(
+                kind="payloads" if payloads else "lines",
+                first=batch[0][0],
+                last=batch[-1][0],
+                accepted_before=len(accepted),
+            )
+            body = b'{"messages":[' + b",".join(message for _, message in batch) + b"]}"
             try:
                 accepted += client.call(
-                    "POST",
-                    f"/queues/{path_segment(name)}/messages/batch",
-                    json={"messages": messages},
+                    "POST", f"/queues/{path_segment(name)}/messages/batch", body=body
                 )["messages"]
             except CliError as exc:
-                at = part[0][0], part[-1][0]
-                raise _SendError(exc, at, accepted=len(accepted), of_lines=not payloads) from exc
+                raise _SendError(exc, part) from exc
+            except KeyboardInterrupt:
+                outcome, remedy = part.outcome(in_doubt=True), part.remedy(in_doubt=True)
+                session.output().note(f"stopped: {outcome}; {remedy}")
+                raise
     session.output().listing(
         {"items": accepted, "next_cursor": None}, {"id": "id"}, empty="nothing was sent"
     )

@@ -193,18 +193,28 @@ def confirm_or_abort(question: str, *, yes: bool) -> None:
         raise CliError("nothing was changed")
 
 
+def read_argument(text: str, source: str) -> bytes:
+    """Return what an argument says, or the content of the file that it names (`@PATH`).
+
+    CliError: the file cannot be read.
+    """
+    from pathlib import Path
+
+    if not text.startswith("@"):
+        return text.encode("utf-8", "surrogateescape")
+    try:
+        return Path(text[1:]).read_bytes()
+    except OSError as exc:
+        raise CliError(f"{source}: {text[1:]} cannot be read: {exc.strerror}") from exc
+
+
 def read_json(text: str, source: str) -> Any:
     """Decode JSON from the command line, or from a file (`@PATH`)."""
     import json
-    from pathlib import Path
 
-    if text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise CliError(f"{source}: {text[1:]} cannot be read: {exc}") from exc
+    content = read_argument(text, source)
     try:
-        return json.loads(text)
+        return json.loads(content.decode())
     except (ValueError, RecursionError) as exc:
         raise click.UsageError(f"{source} is not JSON: {exc}") from exc
 

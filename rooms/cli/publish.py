@@ -14,7 +14,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.options import find_room, parse_pairs, set_fields
+from rooms.cli.options import find_room, parse_pairs, read_argument, set_fields
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -120,9 +120,19 @@ def publish(
             raise click.UsageError(
                 "--id needs a single message; in a file each line may have an 'id' of its own"
             )
-        prefix = secrets.token_hex(16) if again else idempotency_prefix
+        if again and idempotency_prefix is not None:
+            raise click.UsageError(
+                "--again takes a prefix of its own: leave out --again, or --idempotency-prefix"
+            )
         _publish_file(
-            session, room, path, message, prefix=prefix, batch_size=batch_size, from_line=from_line
+            session,
+            room,
+            path,
+            message,
+            prefix=secrets.token_hex(16) if again else idempotency_prefix,
+            again=again,
+            batch_size=batch_size,
+            from_line=from_line,
         )
         return
     if event_type is None:
@@ -165,15 +175,11 @@ def _read_payload(payload: str | None) -> bytes:
         if payload is None and sys.stdin.isatty():
             raise click.UsageError("give a PAYLOAD, or pipe one in")
         raw = sys.stdin.buffer.read()
-    elif payload.startswith("@"):
-        try:
-            raw = Path(payload[1:]).read_bytes()
-        except OSError as exc:
-            raise click.UsageError(
-                f"PAYLOAD: {payload[1:]} cannot be read: {exc.strerror}"
-            ) from exc
     else:
-        raw = payload.encode("utf-8", "surrogateescape")
+        try:
+            raw = read_argument(payload, "PAYLOAD")
+        except CliError as exc:
+            raise click.UsageError(exc.message) from exc
     return raw.strip()
 
 
@@ -193,17 +199,18 @@ def _publish_file(
     message: dict[str, Any],
     *,
     prefix: str | None,
+    again: bool,
     batch_size: int,
     from_line: int,
 ) -> None:
     import json
 
     from rooms.cli.bulk_publish import (
-        REPEAT_IS_SAFE,
         LineError,
         parse_message_line,
         payload_parser,
         read_batches,
+        resume_hint,
         scan_file,
         upload,
     )
@@ -212,6 +219,7 @@ def _publish_file(
     out = session.output()
     published = repeats = 0
     next_line = from_line
+    found: BatchFile | None = None
     with _open_input(path) as file:
         try:
             found = scan_file(
@@ -229,6 +237,7 @@ def _publish_file(
                     destination,
                     parts,
                     prefix=prefix,
+                    again=again,
                     sleep=time.sleep,
                     warn=partial(_warn, bar.console),
                 ):
@@ -241,8 +250,10 @@ def _publish_file(
             raise CliError(f"{path}, {exc}; {what}") from exc
         except KeyboardInterrupt:
             out.note(
-                f"stopped after {published} messages; {REPEAT_IS_SAFE};"
-                f" later, continue with: --idempotency-prefix {prefix} --from-line {next_line}"
+                "stopped; nothing was published"
+                if found is None
+                else f"stopped after {published} messages;"
+                f" {resume_hint(prefix or found.digest, next_line, again=again)}"
             )
             raise
     if session.as_json:

@@ -12,7 +12,7 @@ from sqlalchemy import exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.rooms import find_any_room, room_not_found
-from rooms.db.tables.rooms import LIVE_GRANT, grants, subscriptions
+from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, LIVE_GRANT, grants, subscriptions
 from rooms.domain.event_type_pattern import covers, matches_any
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.principal import Principal
@@ -91,7 +91,7 @@ async def find_access(
         raise room_not_found(room)
     organisation = principal.organisation_id
     if found.organisation_id == organisation:
-        if principal.is_portal and not await _has_subscription(connection, organisation, room):
+        if principal.is_portal and not await _has_shown(connection, organisation, room):
             raise room_not_found(room)
         return RoomAccess.of_owner(found)
     rows = await connection.execute(
@@ -132,15 +132,16 @@ async def find_access(
     return access
 
 
-async def _has_subscription(
+async def _has_shown(
     connection: AsyncConnection, organisation: OrganisationId, room: RoomId
 ) -> bool:
-    """Return whether an organisation has a subscription to a room, be it an ended one."""
+    """Return whether portals show a subscription to a room, be it an ended one."""
     statement = select(
         exists().where(
             subscriptions.c.room_id == room,
             subscriptions.c.organisation_id == organisation,
             subscriptions.c.status != SubscriptionStatus.DELETED.value,
+            IS_SHOWN_IN_PORTALS,
         )
     )
     return bool(await connection.scalar(statement))

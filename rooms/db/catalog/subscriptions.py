@@ -21,7 +21,7 @@ from sqlalchemy.sql.dml import ReturningInsert
 from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
 from rooms.db.statement_parts import insert_from_json, rows_as_json
-from rooms.db.tables.rooms import rooms, subscriptions
+from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, rooms, subscriptions
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
 from rooms.domain.room import OPERATIONAL_NAME, Interest, Room, Subscription
@@ -138,7 +138,9 @@ async def _find(
         .where(condition, rooms.c.deleting.is_(False))
     )
     if principal.is_portal:
-        statement = statement.where(subscriptions.c.organisation_id == principal.organisation_id)
+        statement = statement.where(
+            subscriptions.c.organisation_id == principal.organisation_id, IS_SHOWN_IN_PORTALS
+        )
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise subscription_not_found(identity)
@@ -235,7 +237,9 @@ async def list_subscriptions(
             subscriptions.c.organisation_id != principal.organisation_id,
         )
     if principal.is_portal:
-        statement = statement.where(subscriptions.c.organisation_id == principal.organisation_id)
+        statement = statement.where(
+            subscriptions.c.organisation_id == principal.organisation_id, IS_SHOWN_IN_PORTALS
+        )
     if principal.subscriptions is not None:
         statement = statement.where(subscriptions.c.id.in_(principal.subscriptions))
     if principal.rooms is not None:

@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.db.bounded_lists import read_bounded
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
-from rooms.db.tables.rooms import subscriptions
+from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, subscriptions
 from rooms.db.writer import PUBLISHER, LogWriter, session_name
 from rooms.domain.ids import JobId, OrganisationId, RoomId
 from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
@@ -242,6 +242,7 @@ def _readable(principal: Principal) -> list[ColumnElement[bool]]:
                 subscriptions.c.room_id == jobs.c.room_id,
                 subscriptions.c.id == subscription,
                 subscriptions.c.organisation_id == principal.organisation_id,
+                IS_SHOWN_IN_PORTALS,
             )
         )
     return conditions

@@ -134,6 +134,13 @@ WHERE d.subscription_id = v.subscription_id
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL
 """
 
+_SUBSCRIPTIONS: Final = """
+SELECT 0, v.k, d.subscription_id::text
+FROM unnest(%(rooms)s::int4[], %(id)s::uuid[]) WITH ORDINALITY AS v (room_id, id, k)
+    CROSS JOIN LATERAL (SELECT * FROM deliveries d WHERE d.room_id = v.room_id AND d.id = v.id LIMIT 1) d
+UNION ALL SELECT 0, NULL, NULL
+"""
+
 _DUE: Final = """
 SELECT 0, v.subscription_id::text, o.wait_s
 FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id)
@@ -276,6 +283,22 @@ class LeaseQueries:
                 state=State(state), generation=generation, leased=bool(live)
             )
             for ordinal, state, generation, live in await self._writer.run(_INSPECT, parameters)
+        }
+
+    async def find_subscriptions(
+        self, deliveries: Sequence[tuple[RoomId, bytes]]
+    ) -> Mapping[int, SubscriptionId]:
+        """Return by index the subscriptions of those deliveries that exist.
+
+        A delivery's id is 16 bytes.
+        """
+        parameters = {
+            "rooms": literal_array(room for room, _ in deliveries),
+            "id": literal_array(delivery.hex() for _, delivery in deliveries),
+        }
+        return {
+            ordinal - 1: SubscriptionId(subscription)
+            for ordinal, subscription in await self._writer.run(_SUBSCRIPTIONS, parameters)
         }
 
     async def due_in(

@@ -15,7 +15,7 @@ from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_cond
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.db.tables.messages import deliveries, messages
-from rooms.db.tables.rooms import rooms, subscriptions
+from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, rooms, subscriptions
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import (
     DeliveryId,
@@ -140,6 +140,8 @@ async def find_delivery(
             rooms.c.deleting.is_(False),
         )
     )
+    if principal.is_portal:
+        statement = statement.where(IS_SHOWN_IN_PORTALS)
     if principal.subscriptions is not None:
         statement = statement.where(deliveries.c.subscription_id.in_(principal.subscriptions))
     if principal.rooms is not None:

@@ -32,7 +32,7 @@ from rooms.db.tables.messages import (
     message_ids,
     messages,
 )
-from rooms.db.tables.rooms import LIVE_GRANT, grants, subscriptions
+from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, LIVE_GRANT, grants, subscriptions
 from rooms.domain.event_type_pattern import matches_any
 from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
@@ -83,6 +83,8 @@ class MessageScope:
             subscriptions.c.room_id == self.room.id,
             subscriptions.c.organisation_id == self.principal.organisation_id,
         )
+        if self.principal.is_portal:
+            statement = statement.where(IS_SHOWN_IN_PORTALS)
         if self.principal.subscriptions is not None:
             statement = statement.where(subscriptions.c.id.in_(self.principal.subscriptions))
         return statement

@@ -16,6 +16,7 @@ from rooms.db.connection import transaction
 from rooms.db.queries.stats import CACHE_S, QueueStats
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
+from rooms.domain.room import OPERATIONAL_NAME
 
 MAX_ROWS_COUNTED: Final = 100_000
 """The most rows counted of each table, which limits what an organisation's requests may cost."""
@@ -27,9 +28,10 @@ They have no index by subscription. A room in which more wait is not counted to 
 _MAX_CACHED: Final = 1000
 _TYPES_BY_BIT: Final = ("push", "pull")
 
-IS_OWN: Final = """s.organisation_id = :organisation
+IS_OWN: Final = f"""s.organisation_id = :organisation
         AND (CAST(:rooms AS int4[]) IS NULL OR s.room_id = ANY (CAST(:rooms AS int4[])))
-        AND (CAST(:subscriptions AS uuid[]) IS NULL OR s.id = ANY (CAST(:subscriptions AS uuid[])))"""
+        AND (CAST(:subscriptions AS uuid[]) IS NULL OR s.id = ANY (CAST(:subscriptions AS uuid[])))
+        AND NOT (CAST(:portal AS bool) AND s.operational AND s.name = '{OPERATIONAL_NAME}')"""
 """The condition that a principal may use the subscription `s`, by `own_parameters`."""
 OWN_SUBSCRIPTIONS: Final = f"SELECT s.room_id, s.id FROM subscriptions s WHERE {IS_OWN}"  # noqa: S608 - a constant
 """Select the subscriptions that a principal may use."""
@@ -71,7 +73,7 @@ _ORGANISATION_LEASED: Final = text(f"""
     SELECT count(*) FROM (SELECT FROM {_in_rooms("leases")} LIMIT {MAX_ROWS_COUNTED}) o
 """)  # noqa: S608 - constants of this package
 
-_Whose = tuple[OrganisationId, frozenset[RoomId] | None, frozenset[SubscriptionId] | None]
+_Whose = tuple[OrganisationId, frozenset[RoomId] | None, frozenset[SubscriptionId] | None, bool]
 
 
 def own_parameters(principal: Principal) -> dict[str, Any]:
@@ -81,6 +83,7 @@ def own_parameters(principal: Principal) -> dict[str, Any]:
         "organisation": principal.organisation_id,
         "rooms": None if rooms is None else sorted(rooms),
         "subscriptions": None if subscriptions is None else sorted(subscriptions),
+        "portal": principal.is_portal,
     }
 
 
@@ -95,7 +98,8 @@ async def has_more_subscriptions(
 class OrganisationStats:
     """Count what waits for an organisation, at most once in `CACHE_S`.
 
-    A key that is restricted to rooms or subscriptions gets counts of these.
+    A key that is restricted to rooms or subscriptions gets counts of these, and a portal of what it
+    shows.
     """
 
     def __init__(self, engine: AsyncEngine, monotonic: Callable[[], float]) -> None:
@@ -109,7 +113,12 @@ class OrganisationStats:
 
         StorageUnavailableError, StorageRefusedError.
         """
-        whose = (principal.organisation_id, principal.rooms, principal.subscriptions)
+        whose = (
+            principal.organisation_id,
+            principal.rooms,
+            principal.subscriptions,
+            principal.is_portal,
+        )
         lock = self._locks.setdefault(whose, asyncio.Lock())
         try:
             async with lock:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     and_,
     func,
     select,
+    text,
     true,
     tuple_,
 )
@@ -29,6 +30,22 @@ from rooms.domain.state_machine import Reason, State, SubscriptionStatus
 
 MAX_SCANNED: Final = 5000
 """The most entries that one statement looks at to find those that are wanted."""
+
+
+GRACE_S: Final = 10.0
+"""So long after its begin a transaction is taken for one that may yet add an entry."""
+# An entry has the time at which its transaction began, and is seen after the commit. A statement
+# that adds entries locks the table first of all, whatever it waits for then. Other old transactions
+# only read, as an export or a backup does for hours.
+_SETTLED_UNTIL: Final = text("""
+SELECT least(now(), min(a.xact_start)) FROM pg_stat_activity a
+WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND (
+    a.xact_start > now() - :grace_s * interval '1 s' OR a.pid IN (
+        SELECT l.pid FROM pg_locks l
+        WHERE l.relation = CAST('sidelined' AS regclass) AND l.mode = 'RowExclusiveLock'
+    )
+)
+""")
 
 
 def _is_current(entries: FromClause) -> ColumnElement[bool]:
@@ -274,12 +291,14 @@ async def sideline_count(
 
 
 async def end_of_preview(connection: AsyncConnection, wanted: SidelineFilter) -> datetime:
-    """Return the filter's end, or the present time if that is earlier.
+    """Return the filter's end, or the time before which no entry can be added if that is earlier.
 
-    The present time is that of the clock which stamps entries.
+    By the clock of PostgreSQL, which stamps entries: the begin of the oldest transaction in
+    progress that may add one.
     """
-    now: datetime = (await connection.execute(select(func.now()))).scalar_one()
-    return now if wanted.until is None else min(wanted.until, now)
+    found = await connection.execute(_SETTLED_UNTIL, {"grace_s": GRACE_S})
+    settled: datetime = found.scalar_one()
+    return settled if wanted.until is None else min(wanted.until, settled)
 
 
 async def sideline_summary(

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     func,
+    not_,
     or_,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -34,6 +35,7 @@ from rooms.db.tables.columns import (
     time_or_null,
 )
 from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS
+from rooms.domain.room import OPERATIONAL_NAME
 
 rooms: Final = Table(
     "rooms",
@@ -174,6 +176,11 @@ grants: Final = Table(
     flag_column("begins_later"),
     PrimaryKeyConstraint("room_id", "id"),
 )
+
+IS_SHOWN_IN_PORTALS: Final = not_(
+    and_(subscriptions.c.operational, subscriptions.c.name == OPERATIONAL_NAME)
+)
+"""The condition for subscriptions that portals may show: not the one that belongs to its room."""
 
 LIVE_GRANT: Final = and_(
     grants.c.revoked_at.is_(None),

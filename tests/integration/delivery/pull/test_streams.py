@@ -81,6 +81,45 @@ async def test_leases_of_a_socket_are_forgotten_when_they_are_over(
         assert len(stream.unsettled) == len(streams._stream_by_lease) == 1
 
 
+async def test_a_forgotten_lease_of_a_socket_is_settled_as_over_http(
+    counter: Counter, stranger: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ack leases again that have ended, were acked, or are another subscription's."""
+    monkeypatch.setattr(stream_module, "MAX_UNSETTLED", 2)
+    other = counter.house.subscription(counter.room, "PULL")
+    for number in range(3):
+        await counter.publish(number)
+    foreign = (await stranger.pull())[0]["ack_id"]
+    stream = await opened(counter, counter.queue, other, credit=10, refills=False)
+    streams = counter.puller.streams
+    with closing(counter, stream):
+        sent: list[dict[str, Any]] = []
+        while len(sent) < 6:
+            found = await batch(stream)
+            streams.on_sent(stream, found)
+            sent += [json.loads(one) for one in found.messages]
+        ids = [one["ack_id"] for one in sent]
+
+        async def ack(*wanted: str) -> list[str]:
+            results, _ = await streams.settle(stream, AckRequest(list(wanted)))
+            return [str(status) for _, status in results]
+
+        assert await ack(ids[0]) == ["acked"]
+        counter.run_out(sent[1]["delivery_id"], sent[4]["delivery_id"])
+        await until(lambda: len(stream.unsettled) == 3)
+        assert await ack(*ids[:3], ids[4], foreign, ids[1]) == [
+            "acked",
+            "late",
+            "acked",
+            "late",
+            "unknown",
+            "late",
+        ]
+        assert await stranger.settle("ack", foreign) == ["acked"]
+        results, _ = await streams.settle(stream, NackRequest([ids[4], ids[3]]))
+        assert [status for _, status in results] == ["late", "nacked"]
+
+
 async def test_a_socket_of_one_subscription_keeps_no_leases(counter: Counter) -> None:
     for number in range(2):
         await counter.publish(number)

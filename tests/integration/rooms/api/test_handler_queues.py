@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -418,3 +418,33 @@ async def test_a_large_sideline_is_purged_in_several_calls(
             "POST", "/queues/orders/sideline/purge", params={"confirm": "orders"}
         )
         assert answer.json() == {"purged": purged, "more": more}
+
+
+@pytest.mark.parametrize("purged", [0, 3])
+async def test_a_purge_that_fails_is_noted_as_such(
+    api: Api, monkeypatch: pytest.MonkeyPatch, purged: int
+) -> None:
+    """The store is away from the beginning, or after the first batch."""
+    monkeypatch.setattr("rooms.api.handler_sideline.MAX_BATCH", 3)
+    await api.made("/queues", {"name": "orders", "shards": 1})
+    sideline = await api.services.magazines.open(await stored(api, "orders", sideline=True))
+    await sideline.load([Entry(id=str(n), body=b"1") for n in range(8)])
+    delete, calls = type(sideline).delete, 0
+
+    async def break_off(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > purged // 3:
+            raise MagazineUnavailableError("the store is away")
+        return await delete(*arguments)
+
+    monkeypatch.setattr(type(sideline), "delete", break_off)
+    answer = await api.call("POST", "/queues/orders/sideline/purge", params={"confirm": "orders"})
+    assert answer.status_code == 503
+    for close in api.app.on_shutdown:
+        await cast(Any, close)()
+    found = await api.sql(
+        "SELECT outcome, reason, after FROM journal WHERE action = 'purge_queue_sideline'"
+    )
+    assert found == [("failed", "the store is away", {"purged": 3} if purged else None)]
+    assert await sideline.count() == 8 - purged

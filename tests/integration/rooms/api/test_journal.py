@@ -4,21 +4,12 @@ import asyncio
 import csv
 import io
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from rooms.api import changes
-from rooms.db.connection import transaction
-from rooms.db.connection_shares import ConnectionShares, hold_share
-from rooms.db.queue import withdraw
-from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import from_document
-from rooms.errors import StorageUnavailableError
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import Member, member, revoke, shared_room
 from tests.support.installation import until
@@ -309,128 +300,3 @@ async def test_large_and_strange_bodies_are_kept_in_a_bounded_form(api: Api) -> 
     entries = await listed(api, one.key, "&action=create_event_type")
     assert len(entries[0]["after"]["cut"]) < 200
     assert {entry["after"].get("name") for entry in entries} >= {"type-enum", "type-minimum"}
-
-
-async def waiting_message(api: Api) -> str:
-    """Return a message with a delivery that can be cancelled."""
-    room = (await api.room())["id"]
-    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
-    await api.subscription(room)
-    published = await api.publish(room, "made", {})
-    return str(published["message_id"])
-
-
-async def call_and_leave(api: Api, method: str, path: str, *headers: tuple[bytes, bytes]) -> int:
-    """Send a request without its body, and be gone when it is read; return the answer's status."""
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
-
-    async def send(event: Any) -> None:
-        sent.append(event)
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": f"/v1{path}",
-        "raw_path": f"/v1{path}".encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"authorization", f"Bearer {api.keys['admin']}".encode()), *headers],
-        "client": ("127.0.0.1", 1),
-        "server": ("rooms.test", 80),
-    }
-    await api.app(cast(Any, scope), cast(Any, receive), cast(Any, send))
-    return int(sent[0]["status"])
-
-
-async def noted(api: Api, action: str) -> list[str]:
-    """Return the outcomes of the entries about an action, when there is one."""
-
-    async def look() -> list[str]:
-        found = await api.sql("SELECT outcome FROM journal WHERE action = %s ORDER BY seq", action)
-        return [outcome for (outcome,) in found]
-
-    return await until(look, f"an entry about {action}")
-
-
-async def test_a_change_is_noted_though_the_client_is_gone(api: Api) -> None:
-    message = await waiting_message(api)
-    await call_and_leave(api, "DELETE", f"/messages/{message}")
-    assert await noted(api, "withdraw_message") == ["succeeded"]
-    assert await api.sql("SELECT state::text FROM deliveries") == [("cancelled",)]
-
-
-@pytest.mark.parametrize("header", [(b"content-length", b"20"), (b"transfer-encoding", b"chunked")])
-async def test_a_body_that_does_not_come_changes_nothing(
-    api: Api, header: tuple[bytes, bytes]
-) -> None:
-    message = await waiting_message(api)
-    await call_and_leave(api, "DELETE", f"/messages/{message}", header)
-    assert await noted(api, "withdraw_message") == ["failed"]
-    assert await api.sql("SELECT state::text FROM deliveries") == [("queued",)]
-
-
-@pytest.mark.parametrize("commits", [False, True])
-async def test_a_change_whose_entry_fails_is_noted_once_as_a_success(
-    api: Api, monkeypatch: pytest.MonkeyPatch, *, commits: bool
-) -> None:
-    message = await waiting_message(api)
-    fails, written_later = True, asyncio.Event()
-
-    @asynccontextmanager
-    async def failing(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-        nonlocal fails
-        async with transaction(engine) as connection:
-            yield connection
-            if fails and not commits:
-                fails = False
-                raise StorageUnavailableError("the connection broke")
-        if fails:
-            fails = False
-            raise StorageUnavailableError("the connection broke at the commit")
-        written_later.set()
-
-    monkeypatch.setattr(changes, "transaction", failing)
-    refused = await api.call("DELETE", f"/messages/{message}")
-    assert refused.status_code == 503
-    await written_later.wait()
-    assert await api.sql("SELECT state::text FROM deliveries") == [("cancelled",)]
-    assert await noted(api, "withdraw_message") == ["succeeded"]
-
-
-async def test_the_entry_of_a_change_waits_for_no_share_of_connections(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    message = await waiting_message(api)
-    shares = ConnectionShares(1, on_refusal=lambda: None, wait_s=0.01)
-    cancelled = withdraw.cancel_message
-
-    async def cancel_beside_others(*args: Any) -> Any:
-        """Let others use up the share once the message is cancelled."""
-        found = await cancelled(*args)
-        shares.enter(OrganisationId("busy"))
-        busy.set()
-        await held.wait()
-        return found
-
-    async def hold() -> None:
-        await busy.wait()
-        shares.enter(OrganisationId("busy"))
-        async with hold_share():
-            held.set()
-            await done.wait()
-
-    busy, held, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    monkeypatch.setattr(withdraw, "cancel_message", cancel_beside_others)
-    other = asyncio.create_task(hold())
-    answer = await api.call("DELETE", f"/messages/{message}")
-    assert answer.status_code == 429, "what it names is read within the share"
-    done.set()
-    await other
-    await api.made("/keys", {"name": "later", "scopes": ["publish"]})
-    assert await noted(api, "withdraw_message") == ["succeeded"]

@@ -160,6 +160,61 @@ async def test_a_portal_does_not_see_where_the_owner_gets_its_events(api: Api) -
         assert (seen["operational_url"], seen["operational_events"]) == (None, None)
 
 
+async def test_a_portal_does_not_see_the_endpoint_for_the_operational_events_of_a_room(
+    api: Api,
+) -> None:
+    """Check the room's own subscription, with a sidelined delivery and a job."""
+    owner = await member(api)
+    room = await shared_room(api, owner, operational_url="https://ops.example.com/secret")
+    begun = await follow(
+        api, await made_link(api, owner.key, organisation_id=owner.id, access="manage")
+    )
+    assert begun is not None
+    _, text = begun
+    (endpoint,) = (await api.call("GET", "/subscriptions", owner.key)).json()["items"]
+    assert endpoint["name"] == "~operational"
+    assert (await api.call("GET", f"/rooms/{room}", owner.key)).status_code == 200
+    assert (await api.call("GET", f"/rooms/{room}", text)).status_code == 404
+    own = (await subscribe(api, owner, room))["id"]
+    received = await published(api, owner.key, room)
+    await api.sql(
+        f"UPDATE deliveries SET subscription_id = '{endpoint['id']}' WHERE room_id = {room}"
+        f" AND subscription_id = '{own}' RETURNING 1"
+    )
+    ((delivery,),) = await api.sql(f"SELECT id::text FROM deliveries WHERE room_id = {room}")
+    await api.sql(
+        "INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)"
+        f" VALUES ({room}, '{delivery}', '{endpoint['id']}', 1, 'exhausted') RETURNING 1"
+    )
+    path = f"/subscriptions/{endpoint['id']}"
+    shovel = await api.call("POST", f"{path}/sideline/shovel", owner.key, json={})
+    assert shovel.status_code == 202, shovel.text
+    for there in (path, f"/deliveries/{delivery}", f"/messages/{received}"):
+        assert (await api.call("GET", there, owner.key)).status_code == 200, there
+        assert (await api.call("GET", there, text)).status_code == 404, there
+    for action in ("pause", "resume", "rotate-secret"):
+        answer = await api.call("POST", f"{path}/{action}", text)
+        assert answer.status_code == 404, action
+    for page in ("/subscriptions", "/sidelines", "/jobs"):
+        assert endpoint["id"] in (await api.call("GET", page, owner.key)).text, page
+        assert endpoint["id"] not in (await api.call("GET", page, text)).text, page
+    status = {key: (await api.call("GET", "/status", key)).json() for key in (owner.key, text)}
+    assert [one["name"] for one in status[owner.key]["subscriptions"]] == ["~operational"]
+    assert status[owner.key]["backlog"]["sidelined"] == {"exhausted": 1}
+    assert status[text]["subscriptions"] == []
+    assert status[text]["backlog"]["sidelined"] == {}
+
+
+async def test_no_link_shows_the_endpoint_for_the_operational_events_of_a_room(api: Api) -> None:
+    owner = await member(api)
+    await shared_room(api, owner, operational_url="https://ops.example.com/secret")
+    (endpoint,) = (await api.call("GET", "/subscriptions", owner.key)).json()["items"]
+    body = {"name": "Ada", "subscription_ids": [endpoint["id"]]}
+    answer = await api.call("POST", "/portal-links", owner.key, json=body)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["field"] == "subscription_ids"
+
+
 async def test_a_portal_calls_no_other_route(api: Api) -> None:
     """Check every route with a session of a portal that has all scopes of portals."""
     own = (await api.call("GET", "/whoami")).json()["organisation"]["id"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from delivery.sideline.shovel import ShovelRequest
+from rooms.db.connection import Connection, open_connection
 from rooms.db.jobs import jobs as job_records
 from rooms.db.sideline import queries
 from rooms.domain.state_machine import Reason
@@ -170,6 +171,43 @@ async def test_a_dry_run_says_until_when_it_looked(api: Api, action: str) -> Non
     assert (await preview(until="2099-01-01T00:00:00Z"))["until"] < "2099"
     earlier = await preview(until="2020-01-01T00:00:00Z")
     assert (earlier["would_move"], earlier["until"]) == (0, "2020-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(("is_written", "grace_s"), [(True, 0.0), (False, queries.GRACE_S)])
+@pytest.mark.parametrize("action", ["shovel", "purge"])
+async def test_a_dry_run_ends_before_what_is_being_sidelined(
+    api: Api, monkeypatch: pytest.MonkeyPatch, action: str, *, is_written: bool, grace_s: float
+) -> None:
+    """An entry has the time at which its transaction began, but is only seen after the commit."""
+    monkeypatch.setattr(queries, "GRACE_S", grace_s)
+    path = f"/subscriptions/{(await sidelined(api))['id']}/sideline/{action}"
+    (entry,) = await api.sql(
+        "DELETE FROM sidelined WHERE reason = 'terminal_status'"
+        " RETURNING room_id, id, subscription_id, generation, reason"
+    )
+
+    async def preview(**selection: str) -> tuple[int, str]:
+        answer = await api.call("POST", path, json=selection | {"dry_run": True})
+        return answer.json()["would_move"], answer.json()["until"]
+
+    async def write(worker: Connection) -> None:
+        await worker.execute(
+            "INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)"
+            " VALUES (%s, %s, %s, %s, %s)",
+            entry,
+        )
+
+    async with open_connection(api.url, name="worker") as worker:
+        async with worker.transaction():
+            await worker.execute("SELECT")
+            if is_written:
+                await write(worker)
+            count, until = await preview()
+            if not is_written:
+                await write(worker)
+        assert count == 2
+        assert await preview(until=until) == (2, until)
+        assert (await preview())[0] == 3
 
 
 async def test_a_dry_run_does_not_count_what_a_shovel_would_leave_or_end(api: Api) -> None:

@@ -36,6 +36,7 @@ STATEMENTS = {
     "extend": release._EXTEND,
     "end": release._EXPIRE,
     "look": release._INSPECT,
+    "look up": release._SUBSCRIPTIONS,
     "due": release._DUE,
     "claim": claims._CLAIM,
     "messages": claims._LOAD_MESSAGES,

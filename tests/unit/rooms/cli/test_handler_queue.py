@@ -136,15 +136,42 @@ def test_lines_of_standard_input_are_payloads(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("wrong", ['{"n":1e400}', "NaN", "Infinity", r'"\ud800"', "{"])
+def test_what_no_json_has_is_found_before_anything_is_sent(
+    terminal: Terminal, asked: list[Any], wrong: str
+) -> None:
+    """Python's own decoder takes some of these; their batch would fail after earlier ones."""
+    lines = "".join(f"{n}\n" for n in range(1, 1500))
+    result = terminal.run("queue", "send", "orders", stdin=f"{lines}{wrong}\n")
+    assert (result.exit_code, asked) == (2, [])
+    assert "line 1500 is not JSON" in result.stderr
+    result = terminal.run("queue", "send", "orders", *map(str, range(1, 1500)), wrong)
+    assert (result.exit_code, asked) == (2, [])
+    assert "payload 1500 is not JSON" in result.stderr
+
+
+def test_a_payload_is_sent_as_it_was_written(terminal: Terminal, fake: FakeRooms) -> None:
+    bodies: list[bytes] = []
+
+    def answer(request: Seen) -> Answer | None:
+        bodies.append(request.raw)
+        return 202, {"messages": [{"id": "m"}]}
+
+    fake.interfere = answer
+    terminal.done("queue", "send", "orders", stdin=' {"b":1.10, "a":12345678901234567890} \n')
+    assert bodies == [b'{"messages":[{"payload":{"b":1.10, "a":12345678901234567890}}]}']
+
+
+@pytest.mark.parametrize("status", [409, 413, 429])
 def test_a_refused_batch_names_what_was_accepted_and_how_to_go_on(
-    terminal: Terminal, fake: FakeRooms
+    terminal: Terminal, fake: FakeRooms, status: int
 ) -> None:
     batches: list[list[Any]] = []
 
     def answer(request: Seen) -> Answer | None:
         batches.append([one["payload"] for one in request.body["messages"]])
         if len(batches) == 2:
-            return 503, {"title": "Magazine unavailable"}
+            return status, {"title": "Refused"}
         return 202, {"messages": [{"id": f"m-{n}"} for n in batches[-1]]}
 
     fake.interfere = answer
@@ -157,6 +184,53 @@ def test_a_refused_batch_names_what_was_accepted_and_how_to_go_on(
     terminal.done("queue", "send", "orders", "--from-line", "1001", stdin=lines)
     assert [len(batch) for batch in batches] == [1000, 1000, 1000, 500]
     assert batches[2][0] == 1001
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_what_may_have_been_accepted_is_not_called_refused(
+    terminal: Terminal, fake: FakeRooms, status: int
+) -> None:
+    def answer(request: Seen) -> Answer | None:
+        if len(fake.requests) == 2:
+            return status, {"title": "Magazine unavailable"}
+        return 202, {"messages": [{"id": "m"} for _ in request.body["messages"]]}
+
+    fake.interfere = answer
+    lines = "".join(f"{n}\n" for n in range(1, 2501))
+    result = terminal.run("queue", "send", "orders", stdin=lines)
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert "it is not known whether lines 1001 to 2000 were accepted: Magazine unavailable" in said
+    assert "1000 messages before them were accepted" in said
+    assert "--from-line 1001" in said
+    assert "may be handled twice" in said
+
+
+def test_nothing_is_in_doubt_where_no_service_was_reached(terminal: Terminal) -> None:
+    result = terminal.run("--url", "http://127.0.0.1:1", "queue", "send", "orders", "1")
+    assert result.exit_code == 1
+    assert "payloads 1 to 1 were not accepted" in result.stderr
+
+
+def test_stopped_sending_names_what_was_accepted(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+
+    def stop(*_: object, **fields: object) -> object:
+        sent.append(fields)
+        if len(sent) == 2:
+            raise KeyboardInterrupt
+        return {"messages": [{"id": "m"}] * 1000}
+
+    monkeypatch.setattr("rooms.cli.client.ApiClient.call", stop)
+    lines = "".join(f"{n}\n" for n in range(1, 2501))
+    result = terminal.run("queue", "send", "orders", stdin=lines)
+    assert result.exit_code != 0
+    said = " ".join(result.stderr.split())
+    assert "it is not known whether lines 1001 to 2000 were accepted" in said
+    assert "1000 messages before them were accepted" in said
+    assert "--from-line 1001" in said
 
 
 @pytest.mark.parametrize(

@@ -193,21 +193,82 @@ def test_a_stopped_upload_says_how_to_go_on(
 ) -> None:
     """The keys of batches are known for a day only; a command that is repeated later needs more."""
     (tmp_path / "m.ndjson").write_bytes(messages(5))
-    sent: list[object] = []
-
-    def stop(*arguments: object, **_: object) -> bool:
-        sent.append(arguments)
-        if len(sent) == 2:
-            raise KeyboardInterrupt
-        return False
-
-    monkeypatch.setattr("rooms.cli.bulk_publish._send", stop)
+    keys = stop_at_second_batch(monkeypatch)
     command = ["publish", "orders", f"--file={tmp_path / 'm.ndjson'}", "--batch-size=2"]
     result = terminal.run(*command, "--idempotency-prefix=mine")
     assert result.exit_code != 0
     said = " ".join(result.stderr.split())
     assert "stopped after 2 messages; for 24 hours, repeating the command" in said
-    assert "continue with: --idempotency-prefix mine --from-line 3" in said
+    assert "later, or to skip finished lines: --idempotency-prefix mine --from-line 3" in said
+    assert len(keys) == 2
+
+
+def stop_at_second_batch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let Ctrl-C interrupt the second batch. Return the keys of batches."""
+    keys: list[str] = []
+
+    def stop(*_: object, key: str, **__: object) -> bool:
+        keys.append(key)
+        if len(keys) == 2:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr("rooms.cli.bulk_publish._send", stop)
+    return keys
+
+
+def test_a_stopped_upload_of_a_file_that_is_published_again_is_continued_without_that(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run with --again has keys of its own: repeating it publishes everything once more."""
+    (tmp_path / "m.ndjson").write_bytes(messages(5))
+    command = ["publish", "orders", f"--file={tmp_path / 'm.ndjson'}", "--batch-size=2"]
+    keys = stop_at_second_batch(monkeypatch)
+    result = terminal.run(*command, "--again")
+    assert result.exit_code != 0
+    said = " ".join(result.stderr.split())
+    assert "publishes nothing twice" not in said
+    prefix = keys[0].rpartition("-")[0]
+    assert f"in place of --again: --idempotency-prefix {prefix} --from-line 3" in said
+    both = terminal.run(*command, "--again", "--idempotency-prefix", prefix)
+    assert both.exit_code == 2
+    assert len(keys) == 2, "it would ignore the prefix"
+
+
+def test_a_failed_upload_of_a_file_that_is_published_again_is_continued_without_that(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path, pauses: list[float]
+) -> None:
+    (tmp_path / "m.ndjson").write_bytes(messages(5))
+    fake.interfere = lambda seen: (
+        problem(503, "Try again soon", "")
+        if len(fake.messages) == 2 and "batch" in seen.path
+        else None
+    )
+    command = ["publish", "orders", f"--file={tmp_path / 'm.ndjson'}", "--batch-size=2"]
+    result = terminal.run(*command, "--again")
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert "publishes nothing twice" not in said
+    assert "in place of --again: --idempotency-prefix " in said
+    rest = said.partition("in place of --again: ")[2].split()[:4]
+    fake.interfere = lambda _: None
+    assert terminal.json(*command, *rest)["repeated"] == 0
+    assert published(fake) == list(range(5))
+
+
+def test_an_upload_that_was_stopped_before_it_began_published_nothing(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.ndjson").write_bytes(messages(5))
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rooms.cli.bulk_publish.scan_file", stop)
+    result = terminal.run("publish", "orders", f"--file={tmp_path / 'm.ndjson'}")
+    assert result.exit_code != 0
+    assert "nothing was published" in result.stderr
+    assert "--idempotency-prefix" not in result.stderr
 
 
 def test_busy_service_is_retried(
