@@ -76,7 +76,6 @@ def partitions_of(root: str, segments: Iterable[SoundSegment]) -> Mapping[int, P
 
 _MANIFEST: Final = "state/manifest.json"
 _LAYOUT: Final = 4
-_UNSALTED_LAYOUT: Final = 3
 _SALT_BYTES: Final = 16
 _START_OVER: Final = "run once with --full"
 SPARK: Final = "spark"
@@ -97,10 +96,10 @@ def new_salt() -> str:
     return secrets.token_hex(_SALT_BYTES)
 
 
-def _layout_fingerprint(engine: str, layout: int = _LAYOUT) -> str:
+def _layout_fingerprint(engine: str) -> str:
     """Hash the meaning of all stored numbers; a state with another hash is useless."""
     meanings: list[object] = [
-        layout,
+        _LAYOUT,
         SEGMENT_VERSION,
         [(kind.value, order_base(kind)) for kind in LogKind],
         TRANSITIONS,
@@ -222,16 +221,17 @@ def load_manifest(files: OutputFiles, engine: str) -> Manifest:
     Raise StateError if it is damaged, or has another meaning.
     """
     document = _read_document(files)
-    return Manifest() if document is None else _manifest_of(files, document, {engine})
+    return Manifest() if document is None else _manifest_of(files, document, engine)
 
 
 def load_known(files: OutputFiles) -> Mapping[str, KnownSegment]:
-    """Return the segments of earlier runs of either engine; empty if the state cannot be used."""
+    """Return the segments of earlier runs, also of the other engine or of another version.
+
+    Their names and checksums mean the same in all of them. Empty if the state cannot be read.
+    """
     try:
         document = _read_document(files)
-        if document is not None and _is_unsalted(document):
-            return _known_of(document)
-        return {} if document is None else _manifest_of(files, document, ENGINES).known
+        return {} if document is None else _known_of(document)
     except (StateError, KeyError, TypeError, ValueError, AttributeError):
         return {}
 
@@ -247,24 +247,24 @@ def state_engine(files: OutputFiles) -> str | None:
 
 
 def has_unsalted_keys(files: OutputFiles) -> bool:
-    """Return True if the state is of the version whose keys had no salt."""
+    """Return True if the state is of a version whose keys had no salt."""
     try:
         document = _read_document(files)
     except StateError:
         return False
-    return document is not None and _is_unsalted(document)
+    # By its shape: the meaning of such a state depends on the transitions that its version knew.
+    # One without `gone` is older, and its segments are not sealed.
+    return (
+        document is not None
+        and "gone" in document
+        and "salt" not in document
+        and document.get("meaning") not in {_layout_fingerprint(one) for one in ENGINES}
+    )
 
 
-def _is_unsalted(document: Mapping[str, Any]) -> bool:
-    meanings = {_layout_fingerprint(one, _UNSALTED_LAYOUT) for one in ENGINES}
-    return document.get("meaning") in meanings
-
-
-def _manifest_of(
-    files: OutputFiles, document: Mapping[str, Any], engines: Collection[str]
-) -> Manifest:
+def _manifest_of(files: OutputFiles, document: Mapping[str, Any], engine: str) -> Manifest:
     where = f"{files.root}/{_MANIFEST}"
-    if document.get("meaning") not in {_layout_fingerprint(one) for one in engines}:
+    if document.get("meaning") != _layout_fingerprint(engine):
         raise StateError(
             "the state was written by another version of Rooms", where=where, remedy=_START_OVER
         )
@@ -346,7 +346,7 @@ def _known_from(found: Mapping[str, Any]) -> dict[str, KnownSegment]:
     }
 
 
-def _known_of(document: Mapping[str, Any]) -> dict[str, KnownSegment]:
+def _known_of(document: Mapping[str, Any]) -> Mapping[str, KnownSegment]:
     found = _known_from(document["gone"])
     for _, files in document["done"].values():
         found.update(_known_from(files))

@@ -70,7 +70,7 @@ async def test_a_room_waits_for_the_next_export_by_hand(
         assert (await asyncio.to_thread(exporter.run)).gaps == {}
 
 
-async def test_a_room_waits_a_week_at_most_for_an_export_by_hand(
+async def test_a_room_waits_two_days_at_most_for_an_export_by_hand(
     installation: Installation, tmp_path: Path
 ) -> None:
     exporter = Exporter(installation.url, str(tmp_path / "segments"))
