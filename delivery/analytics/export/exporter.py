@@ -24,6 +24,8 @@ HOLDER_WARN_AFTER_S: Final = 300.0
 
 OnProgress = Callable[[int], None]
 """Called with the number of rows written so far."""
+OnSealed = Callable[[int, int], None]
+"""Called with the rows of a sealed plan, and with how many numbers of its writers are in no row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Exporter:
         *,
         should_continue: ShouldContinue = lambda: True,
         on_progress: OnProgress = lambda _: None,
+        on_sealed: OnSealed = lambda _, __: None,
         max_xids: int = MAX_XIDS,
     ) -> ExportReport:
         """Export the rows of all completed transactions.
@@ -79,9 +82,12 @@ class Exporter:
                 and (plan := exports.next_range(horizon, max_transactions=max_xids)) is not None
             ):
                 done = self._write_plan(plan, rows, should_continue, on_progress)
-                gaps.update(
-                    exports.seal(plan, files=done.files, size=done.size, writers=done.writers)
-                )
+                found = exports.seal(plan, files=done.files, size=done.size, writers=done.writers)
+                # At once: no later run finds them, and this one may break off.
+                for writer, missing in found.items():
+                    _log.warning("%d rows of writer %d are missing from the log", missing, writer)
+                on_sealed(done.rows, sum(found.values()))
+                gaps.update(found)
                 rows, files, size, plans = (
                     rows + done.rows,
                     files + done.files,
@@ -89,8 +95,6 @@ class Exporter:
                     plans + 1,
                 )
             holder = exports.oldest_transaction()
-        for writer, missing in gaps.items():
-            _log.warning("%d rows of writer %d are missing from the log", missing, writer)
         if holder is not None and holder.age_s > HOLDER_WARN_AFTER_S:
             _log.warning(
                 "an open transaction delays the export (%.0f s): process %d, %r, %s",
@@ -137,7 +141,8 @@ class LogExportTask:
     async def run(self, should_continue: ShouldContinue) -> None:
         """Export until no completed row is left or the term ends; an open plan stays for later."""
         work = asyncio.get_running_loop().run_in_executor(
-            None, lambda: self._exporter.run(should_continue=should_continue)
+            None,
+            lambda: self._exporter.run(should_continue=should_continue, on_sealed=self._count),
         )
         try:
             report = await asyncio.shield(work)
@@ -148,11 +153,13 @@ class LogExportTask:
             await asyncio.to_thread(self._exporter.exports.cancel)
             await asyncio.gather(work, return_exceptions=True)
             raise
-        self._metrics.log_exported.inc(report.rows)
-        self._metrics.log_gaps.inc(sum(report.gaps.values()))
         self._metrics.log_export_delay.set(0.0 if report.holder is None else report.holder.age_s)
         if report.rows:
             _log.info("exported %d log rows in %d segments", report.rows, report.files)
+
+    def _count(self, rows: int, missing: int) -> None:
+        self._metrics.log_exported.inc(rows)
+        self._metrics.log_gaps.inc(missing)
 
 
 def export_task_specs(

@@ -33,6 +33,7 @@ from rooms.db.connection import psycopg_url, sqlalchemy_url
 from rooms.db.queries import log_export as storage
 from rooms.db.queries.log_export import ExportConnection, ExportRange
 from rooms.db.retention.partitions import ensure_partitions
+from rooms.errors import StorageUnavailableError
 from rooms.metrics import Metrics
 from tests.support.exported_log import (
     LogWriter,
@@ -404,6 +405,33 @@ def test_numbers_that_are_in_no_row_are_reported(
     scribe.write(5)
     scribe.commit()
     assert exporter.run().gaps == {}, "a gap is counted once"
+
+
+async def test_a_run_that_breaks_off_reports_what_it_has_sealed(
+    database: str,
+    exporter: Exporter,
+    scribe: LogWriter,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No later run finds the gaps of a sealed range, nor its rows."""
+    scribe.write(5)
+    scribe.commit()
+    exporter.run()
+    scribe.write(5)
+    scribe.commit()
+    execute(database, "DELETE FROM log_entries WHERE writer_seq IN (7, 8)")
+
+    def restarted(_: ExportConnection) -> None:
+        raise StorageUnavailableError("PostgreSQL restarts")
+
+    monkeypatch.setattr(ExportConnection, "oldest_transaction", restarted)
+    metrics = Metrics()
+    with pytest.raises(StorageUnavailableError):
+        await LogExportTask(exporter, metrics).run(lambda: True)
+    assert "2 rows of writer 1 are missing" in caplog.text
+    assert b"rooms_log_gaps_total 2.0" in metrics.render()
+    assert b"rooms_log_exported_total 3.0" in metrics.render()
 
 
 def test_what_was_deleted_before_the_first_export_is_no_gap(
