@@ -61,8 +61,13 @@ class LogWriter:
 
 @contextmanager
 def writer(url: str, number: int) -> Iterator[LogWriter]:
-    """A writer with this id."""
+    """A writer with this id, which is on record."""
     with psycopg.connect(psycopg_url(url)) as connection:
+        connection.execute(
+            "INSERT INTO writers (id, kind, host, pid) OVERRIDING SYSTEM VALUE VALUES (%s, 'worker', 'h', 1)",
+            (number,),
+        )
+        connection.commit()
         yield LogWriter(connection, number, IdGenerator(lambda _: number << 30))
 
 

@@ -77,10 +77,11 @@ class Exporter:
                 )
             exports.summarize_index()
             horizon = exports.settled_xid()  # read once, so that a run ends at any write rate
-            while (
-                should_continue()
-                and (plan := exports.next_range(horizon, max_transactions=max_xids)) is not None
-            ):
+            while should_continue():
+                plan = exports.next_range(horizon, max_transactions=max_xids)
+                if plan is None:
+                    exports.record_complete(horizon)
+                    break
                 done = self._write_plan(plan, rows, should_continue, on_progress)
                 found = exports.seal(plan, files=done.files, size=done.size, writers=done.writers)
                 # At once: no later run finds them, and this one may break off.

@@ -67,6 +67,23 @@ WITH n AS (
 )
 SELECT writer_id, last - coalesce(before, first - 1) - rows FROM n
 """
+# A run that finds nothing leaves no range. An hour is exact enough for whether an export is in use.
+_RECORD_LOOK: Final = """
+UPDATE log_exports SET seen_at = now() WHERE id = (
+    SELECT id FROM log_exports WHERE destination = %(destination)s AND system = %(system)s AND sealed_at IS NOT NULL
+    ORDER BY first_xid DESC LIMIT 1
+) AND greatest(sealed_at, seen_at) < now() - interval '1 hour'
+"""
+# The rows of a writer that has ended are of transactions below the next one at a later time. As
+# soon as those are exported, its last number has nothing to be compared with any more.
+_DELETE_ENDED_WRITERS: Final = """
+WITH gone AS (
+    DELETE FROM log_export_writers WHERE destination = %(destination)s AND system = %(system)s AND ended_xid <= %(exported)s
+)
+UPDATE log_export_writers w SET ended_xid = pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+WHERE w.destination = %(destination)s AND w.system = %(system)s AND w.ended_xid IS NULL
+    AND NOT EXISTS (SELECT FROM writers v WHERE v.id = w.writer_id)
+"""
 _OLDEST_TRANSACTION: Final = """
 SELECT pid, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s
 FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 1
@@ -281,6 +298,20 @@ class ExportConnection:
                 },
             ).fetchall()
         return {writer: missing for writer, missing in found if missing}
+
+    def record_complete(self, exported_xid: int) -> None:
+        """Record that every row of a transaction below this one has been exported.
+
+        So the destination is in use, and the numbers of writers that ended before are forgotten.
+        """
+        values = {
+            "destination": self.destination,
+            "system": self.system,
+            "exported": exported_xid,
+        }
+        with _translate_errors():
+            self._open_connection.execute(_RECORD_LOOK, values)
+            self._open_connection.execute(_DELETE_ENDED_WRITERS, values)
 
     def oldest_transaction(self) -> OldestTransaction | None:
         """Return the oldest writing transaction, which delays the export; None: there is none."""

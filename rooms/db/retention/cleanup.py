@@ -1,7 +1,8 @@
 """Delete what is not removed with a day's partitions.
 
-These are rows of old messages in the default partitions, finished jobs, exports sealed long ago,
-idle sequences, expired idempotency keys, and writers that ended long ago.
+These are rows of old messages in the default partitions, finished jobs, exports sealed long ago
+and what they know of writers, idle sequences, expired idempotency keys, and writers that ended long
+ago.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -85,6 +86,15 @@ WITH old AS (
         AND e.sealed_at < %(before)s::timestamptz AND e.id < o.last RETURNING 1
 ) SELECT count(*) FROM gone
 """
+# A destination that is not used any more. If it is used again, it begins like a new one.
+_DELETE_EXPORT_WRITERS: Final = """
+WITH gone AS (
+    DELETE FROM log_export_writers w WHERE NOT EXISTS (
+        SELECT FROM log_exports e WHERE e.destination = w.destination AND e.system = w.system
+            AND (e.sealed_at IS NULL OR greatest(e.sealed_at, e.seen_at) >= %(before)s::timestamptz)
+    ) RETURNING 1
+) SELECT count(*) FROM gone
+"""
 # A key that was idle for so long has no message that a consumer could compare the next one with,
 # but for one in progress. Pages by primary key, so that no statement reads a million rows.
 _DELETE_SEQUENCES: Final = """
@@ -108,12 +118,12 @@ MAX_XID: Final = (1 << 63) - 1
 async def delete_old_jobs_and_exports(connection: Connection, before: datetime) -> int:
     """Delete the records of jobs and exports that ended before `before`.
 
-    Return how many there were.
+    And those of writers for destinations without a later export. Return how many there were.
     """
     return sum(
         [
             (await fetch_rows(connection, statement, before=before))[0][0]
-            for statement in (_DELETE_JOBS, _DELETE_EXPORTS)
+            for statement in (_DELETE_JOBS, _DELETE_EXPORTS, _DELETE_EXPORT_WRITERS)
         ]
     )
 

@@ -39,6 +39,7 @@ log_exports: Final = Table(
     big_column("rows", null=True),
     big_column("bytes", null=True),
     int_column("files", null=True),
+    time_or_null("seen_at"),
     PrimaryKeyConstraint("id"),
 )
 
@@ -50,6 +51,7 @@ log_export_writers: Final = Table(
     int_column("writer_id"),
     big_column("rows"),
     big_column("last_seq"),
+    big_column("ended_xid", null=True),
     PrimaryKeyConstraint("destination", "system", "writer_id"),
 )
 

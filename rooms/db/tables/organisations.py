@@ -115,5 +115,6 @@ jobs: Final = Table(
     time_or_null("finished_at"),
     Column("result", JSONB(none_as_null=True), nullable=True),
     Column("position", JSONB(none_as_null=True), nullable=True),
+    time_or_null("snoozed_until"),
     PrimaryKeyConstraint("id"),
 )

@@ -316,7 +316,26 @@ async def test_finished_jobs_and_records_of_exports_go(installation: Installatio
             " VALUES ('here', 'this', %s, %s, %s, 10, 100, 1)",
             first, first + 4, at,
         )  # fmt: skip
+    # Destinations that nothing was exported to since, or only once more without any new rows.
+    for destination, at, seen_at in (
+        ("unused", DAY, DAY),
+        ("quiet", DAY, NOW),
+        ("new", None, None),
+    ):
+        await installation.rows(
+            "INSERT INTO log_exports (destination, system, first_xid, end_xid, sealed_at, seen_at, rows, bytes, files)"
+            " VALUES (%s, 'this', 1, 2, %s, %s, 0, 0, 0)",
+            destination, at, seen_at,
+        )  # fmt: skip
+    for destination in ("here", "unused", "quiet", "new"):
+        await installation.rows(
+            "INSERT INTO log_export_writers (destination, system, writer_id, rows, last_seq) VALUES (%s, 'this', 1, 1, 1)",
+            destination,
+        )
     await retain(installation)
+    writers = await installation.rows("SELECT destination FROM log_export_writers ORDER BY 1")
+    assert [row["destination"] for row in writers] == ["here", "new", "quiet"]
+    await installation.rows("DELETE FROM log_exports WHERE destination <> 'here'")
     assert await installation.value("SELECT count(*) FROM jobs") == 2
     exports = await installation.rows(
         "SELECT first_xid, end_xid, rows::int, bytes::int, files FROM log_exports ORDER BY id"
@@ -999,7 +1018,7 @@ CLEARED: Final = {
     "writers": "upkeep, after a week", "election_members": "the leader, with their lease",
     "magazine_entries": "the member that took the entry", "magazines": "the end of their queue or subscription",
     "magazine_pointers": "the end of their magazine", "analysis_runs": "the next run", "analysis_rows": "the next run",
-    "log_export_writers": "small: a row a writer", "lanes": "small: a row a subscription at most",
+    "log_export_writers": "the export, when they have ended; retention: unused destinations", "lanes": "small: a row a subscription at most",
     "shovel_schedules": "small: a row a subscription at most", "subscriptions": "small: the end of their room",
     "event_types": "small: the end of their room", "event_type_versions": "small: the end of their room",
     "organisations": "small", "api_keys": "small; sessions: upkeep, a day after their end", "rooms": "small", "queues": "small", "handler_queues": "small",

@@ -444,6 +444,48 @@ def test_what_was_deleted_before_the_first_export_is_no_gap(
     assert exporter.run().gaps == {}
 
 
+def test_numbers_of_a_writer_that_has_ended_are_kept_until_its_last_row_is_exported(
+    database: str, exporter: Exporter, scribe: LogWriter
+) -> None:
+    """A gap that an open transaction hides would not be found otherwise."""
+    kept = "SELECT writer_id FROM log_export_writers ORDER BY writer_id"
+    scribe.write(5)
+    scribe.commit()
+    with writer(database, 2) as late:
+        late.write(1)
+        exporter.run()
+        scribe.write(5)
+        scribe.commit()
+        execute(database, "DELETE FROM log_entries WHERE writer_seq IN (7, 8)")
+        execute(database, "DELETE FROM writers WHERE id = 1")
+        for _ in range(3):
+            assert exporter.run().gaps == {}
+            assert execute(database, kept) == [(1,)]
+        late.commit()
+    report = exporter.run()
+    assert (report.rows, report.gaps) == (4, {1: 2})
+    assert execute(database, kept) == [(2,)]
+
+
+def test_an_export_that_finds_nothing_is_noted_at_most_once_an_hour(
+    database: str, exporter: Exporter, scribe: LogWriter
+) -> None:
+    seen = "SELECT seen_at FROM log_exports ORDER BY id"
+    for _ in range(2):
+        scribe.write(5)
+        scribe.commit()
+        exporter.run()
+    exporter.run()
+    assert execute(database, seen) == [(None,), (None,)]
+    execute(database, "UPDATE log_exports SET sealed_at = sealed_at - interval '2 h'")
+    exporter.run()
+    first, last = execute(database, seen)
+    assert first == (None,)
+    assert last != (None,)
+    exporter.run()
+    assert execute(database, seen) == [first, last]
+
+
 def test_one_exports_at_a_time(
     database: str, exporter: Exporter, scribe: LogWriter, out: Path
 ) -> None:
