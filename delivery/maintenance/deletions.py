@@ -7,11 +7,12 @@ the subscription's external parts are removed: its sideline magazine and, once i
 its broker queue.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from delivery.maintenance.export_wait import ExportWait
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
 from delivery.maintenance.usage import CountUsage
@@ -22,8 +23,6 @@ from rooms.domain.job import JobKind
 from rooms.errors import BrokerUnavailableError, MagazineUnavailableError
 from rooms.outages import OUTAGES
 
-_log = logging.getLogger(__name__)
-
 _REMOVE_OUTAGE: Final = "external cleanup of deleted subscriptions failed"
 SETTLE_S: Final = 5.0
 """Time in which publishes that do not know of the deletion usually end; then it is looked up."""
@@ -32,8 +31,22 @@ RemoveExternal = Callable[[SubscriptionId], Awaitable[bool]]
 """Remove a deleted subscription's external parts. False: one is in use, to be removed later."""
 
 
+@dataclass(slots=True)
+class _Progress:
+    """Hold what this process has done of a job."""
+
+    seen_at: datetime
+    """When it found the job."""
+    is_walked: bool = False
+    is_empty: bool = False
+    """No delivery is left, and no more can arrive."""
+    removed: set[SubscriptionId] = field(default_factory=set)
+    """Subscriptions without external parts."""
+    all_removed: bool = False
+
+
 class DeleteJob:
-    """Runs deletion jobs, and keeps in memory which ones it has walked through."""
+    """Runs deletion jobs, and keeps in memory how far it has come with each."""
 
     def __init__(
         self,
@@ -55,13 +68,10 @@ class DeleteJob:
         self._queries = queries
         self._remove_external = remove_external
         self._count_usage = count_usage
-        self._destination = destination
         self._settle_s = settle_s
         self._batch = batch
-        self._first_seen: dict[JobId, datetime] = {}
-        self._walked_once: set[JobId] = set()
-        self._confirmed_empty: set[JobId] = set()
-        self._waiting_for_export: set[JobId] = set()
+        self._export_wait = ExportWait(job_queue, queries, destination)
+        self._progress: dict[JobId, _Progress] = {}
 
     def handlers(self) -> Mapping[JobKind, JobHandler]:
         """Return the handler of each kind of job."""
@@ -84,15 +94,17 @@ class DeleteJob:
 
     async def _unless_too_early(self, job: OpenJob, deletion: Coroutine[Any, Any, bool]) -> bool:
         """Run the deletion, unless it would find nothing new yet."""
-        if job.id in self._walked_once and job.age_s < self._settle_s:
+        if self._progress_of(job).is_walked and job.age_s < self._settle_s:
             deletion.close()
             return False
         done = await deletion
         if done:
-            self._first_seen.pop(job.id, None)
-            self._walked_once.discard(job.id)
-            self._confirmed_empty.discard(job.id)
+            self._progress.pop(job.id, None)
+            self._export_wait.forget(job.id)
         return done
+
+    def _progress_of(self, job: OpenJob) -> _Progress:
+        return self._progress.setdefault(job.id, _Progress(seen_at=job.seen_at))
 
     async def _delete_subscription(
         self,
@@ -106,13 +118,13 @@ class DeleteJob:
             return True  # it went with its room
         if not deleted:
             raise ValueError("the subscription is neither deleted nor terminated")
-        if job.id not in self._walked_once and should_continue():
+        if not self._progress_of(job).is_walked and should_continue():
             await self._job_queue.record_progress(
                 job, done=0, total=await self._queries.count(room, subscription)
             )
         return await self._cancel_all(
             job, room, subscription, should_continue
-        ) and await self._external_removed([subscription], should_continue)
+        ) and await self._external_removed(job, [subscription], should_continue)
 
     async def _delete_room(
         self, job: OpenJob, room: RoomId, should_continue: ShouldContinue
@@ -124,32 +136,18 @@ class DeleteJob:
             raise ValueError("the room is not marked as deleted")
         if not await self._cancel_all(job, room, None, should_continue):
             return False
-        if self._remove_external is not None and not await self._external_removed(
-            await self._queries.subscriptions(room), should_continue
+        if not self._progress_of(job).all_removed and not await self._external_removed(
+            job, await self._queries.subscriptions(room), should_continue
         ):
+            return False
+        if not await self._export_wait.is_over(job, room, should_continue):
             return False
         if self._count_usage is not None and not await self._count_usage(should_continue):
             return False
-        # The export would report the rows as missing, also one that is run by hand.
-        if awaited := await self._queries.awaited_exports(room, self._destination):
-            self._log_wait(job, room, awaited)
-            return False
-        self._waiting_for_export.discard(job.id)
         if not await self._delete_rows(job, room, should_continue):
             return False
         await self._queries.delete_room(room)
         return True
-
-    def _log_wait(self, job: OpenJob, room: RoomId, destinations: Sequence[str]) -> None:
-        """Log once why the deletion does not go on."""
-        if job.id not in self._waiting_for_export:
-            self._waiting_for_export.add(job.id)
-            _log.warning(
-                "room %s is deleted (job %s) as soon as its log is exported to %s",
-                room,
-                job.id,
-                ", ".join(destinations),
-            )
 
     async def _delete_rows(
         self, job: OpenJob, room: RoomId, should_continue: ShouldContinue
@@ -178,13 +176,13 @@ class DeleteJob:
         should_continue: ShouldContinue,
     ) -> bool:
         """Cancel every delivery; return whether none is left and no more can arrive."""
-        if job.id in self._confirmed_empty:
+        progress = self._progress_of(job)
+        if progress.is_empty:
             return True
-        seen_at = self._first_seen.setdefault(job.id, job.seen_at)
         is_settled = job.age_s >= self._settle_s and not await self._job_queue.has_older_publish(
-            seen_at
+            progress.seen_at
         )
-        first = job.id not in self._walked_once
+        first = not progress.is_walked
         after, seen, clean = START, 0, True
         while True:
             if not should_continue():
@@ -204,28 +202,38 @@ class DeleteJob:
                 await self._job_queue.record_progress(
                     job, done=None if subscription is None else seen
                 )
-        self._walked_once.add(job.id)
-        if clean and is_settled:
-            self._confirmed_empty.add(job.id)
-        return job.id in self._confirmed_empty
+        progress.is_walked = True
+        progress.is_empty = clean and is_settled
+        return progress.is_empty
 
     async def _external_removed(
-        self, subscriptions: Sequence[SubscriptionId], should_continue: ShouldContinue
+        self,
+        job: OpenJob,
+        subscriptions: Sequence[SubscriptionId],
+        should_continue: ShouldContinue,
     ) -> bool:
-        """Remove external parts; return whether all are removed. Those in use wait."""
-        removed = True
+        """Remove external parts, once each; return whether all are removed. Those in use wait."""
+        progress = self._progress_of(job)
         if self._remove_external is None:
+            progress.all_removed = True
             return True
+        all_removed = True
         for subscription in subscriptions:
+            if subscription in progress.removed:
+                continue
             if not should_continue():
                 return False
             try:
-                removed = await self._remove_external(subscription) and removed
+                if await self._remove_external(subscription):
+                    progress.removed.add(subscription)
+                else:
+                    all_removed = False
             except (BrokerUnavailableError, MagazineUnavailableError) as exc:
                 OUTAGES.record_failure(exc, _REMOVE_OUTAGE)
                 return False
             OUTAGES.record_success(_REMOVE_OUTAGE)
-        return removed
+        progress.all_removed = all_removed
+        return all_removed
 
 
 def _room_of(arguments: Mapping[str, Any]) -> RoomId:

@@ -31,7 +31,10 @@ from rooms.ports import Clock
 _log = logging.getLogger(__name__)
 
 MAX_CHILDREN: Final = 16
-"""Children of one job that are open at a time, so that other jobs have their turn."""
+"""Children of one job that are open at a time, so that other jobs have their turn.
+
+Those that only wait for the next export of the log, perhaps for a day, are not counted.
+"""
 BATCH: Final = 1000
 _NAME: Final = "maintenance"
 

@@ -57,6 +57,21 @@ CANCELLABLE = frozenset(
 )
 """Kinds that can be cancelled while they run. Deletions take effect at once; sweeps are short."""
 
+REPEATABLE = frozenset(
+    {
+        JobKind.SHOVEL_SIDELINE,
+        JobKind.PURGE_SIDELINE,
+        JobKind.SWEEP_SIDELINE,
+        JobKind.SWEEP_QUEUE,
+        JobKind.RESTORE,
+        JobKind.CLEAR_ROOM,
+        JobKind.CLEAR_SUBSCRIPTION,
+        JobKind.SKIP_TO_NOW,
+        JobKind.REPLAY,
+    }
+)
+"""Kinds that can be requested again and again, so that the open ones are bounded."""
+
 INSTALLATION_WIDE = frozenset(
     {
         JobKind.RECOVER,

@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,8 @@ from rooms.domain.ids import RoomId, SubscriptionId, first_id
 from rooms.domain.state_machine import Event, Reason, State, SubscriptionStatus, states_allowing
 
 BATCH: Final = 1000
+LOG_BATCH: Final = 10_000
+"""Rows of the log that are only read."""
 START: Final = first_id(0)
 """An id before every other."""
 
@@ -130,20 +132,39 @@ COUNTED_TABLES: Final = frozenset({"deliveries", "log_entries", "messages"})
 _DELETE_ROOM: Final = """
 WITH gone AS (DELETE FROM rooms WHERE id = %(room)s AND deleting RETURNING 1) SELECT 0, count(*) FROM gone
 """
+# The last range of each destination, found by the index of ranges: there may be a range a second.
 # Nothing of a destination is known before its first export, so the configured one begins at 0.
-_AWAITED_EXPORTS: Final = """
-WITH exported AS (
-    SELECT destination, max(end_xid) AS end_xid, max(sealed_at) AS last FROM log_exports
-    WHERE sealed_at IS NOT NULL AND system = (SELECT system_identifier::text FROM pg_control_system())
-    GROUP BY destination
-), wanted AS (
-    SELECT destination, end_xid FROM exported WHERE last > now() - %(recent_s)s::float8 * interval '1 s'
-    UNION SELECT %(destination)s::text, coalesce(
-        (SELECT end_xid FROM exported WHERE destination = %(destination)s::text), 0)
-    WHERE %(destination)s::text IS NOT NULL
+_EXPORTS_IN_USE: Final = """
+WITH RECURSIVE known AS (
+    (SELECT destination FROM log_exports ORDER BY destination LIMIT 1)
+    UNION ALL
+    SELECT n.destination FROM known k CROSS JOIN LATERAL (
+        SELECT e.destination FROM log_exports e WHERE e.destination > k.destination ORDER BY e.destination LIMIT 1
+    ) n
+), exported AS (
+    SELECT k.destination, l.end_xid, l.looked_at FROM known k CROSS JOIN LATERAL (
+        SELECT e.end_xid, greatest(e.sealed_at, e.seen_at) AS looked_at FROM log_exports e
+        WHERE e.destination = k.destination AND e.system = (SELECT system_identifier::text FROM pg_control_system()) AND e.sealed_at IS NOT NULL
+        ORDER BY e.first_xid DESC LIMIT 1
+    ) l
 )
-SELECT 0, coalesce(array_agg(destination ORDER BY destination), '{}') FROM wanted w
-WHERE EXISTS (SELECT FROM log_entries WHERE room_id = %(room)s AND xid::text::bigint >= w.end_xid)
+SELECT 0, w.destination, w.end_xid FROM (SELECT 0) one LEFT JOIN (
+    SELECT destination, end_xid FROM exported WHERE looked_at > now() - %(recent_s)s::float8 * interval '1 s'
+    UNION SELECT %(destination)s::text, coalesce((SELECT end_xid FROM exported WHERE destination = %(destination)s::text), 0)
+    WHERE %(destination)s::text IS NOT NULL
+) w ON true
+"""
+# By the primary key and in pages: by the index of transactions a writer may not search.
+_LAST_XID: Final = """
+WITH page AS MATERIALIZED (
+    SELECT message_id, writer_id, writer_seq, xid FROM log_entries
+    WHERE room_id = %(room)s::int4 AND message_id >= %(message)s::uuid
+        AND (message_id, writer_id, writer_seq) > (%(message)s::uuid, %(writer_id)s::int4, %(writer_seq)s::int8)
+    ORDER BY message_id, writer_id, writer_seq LIMIT %(limit)s::int4
+), last AS (
+    SELECT message_id::text, writer_id, writer_seq FROM page ORDER BY page.message_id DESC, writer_id DESC, writer_seq DESC LIMIT 1
+)
+SELECT 0, (SELECT max(xid::text::bigint) FROM page), last.* FROM (SELECT 0) one LEFT JOIN last ON true
 """
 RECENT_EXPORT_S: Final = 2 * 86_400.0
 """Age of its last export up to which a destination is in use, also if nothing exports by itself."""
@@ -160,6 +181,11 @@ class CancelPage:
     skipped: int
     scanned: int
     last: str | None
+
+
+LogPosition = tuple[str, int, int]
+"""A row of a room's log: its message, writer and number."""
+LOG_START: Final[LogPosition] = (START, 0, 0)
 
 
 class DeleteQueries:
@@ -231,13 +257,38 @@ class DeleteQueries:
         )[0]
         return int(count), last
 
-    async def awaited_exports(self, room: RoomId, destination: str | None) -> Sequence[str]:
-        """Return the destinations that lack rows of the room's log: this one, and all in use."""
-        ((found,),) = await self._writer.run(
-            _AWAITED_EXPORTS,
-            {"room": room, "destination": destination, "recent_s": RECENT_EXPORT_S},
+    async def exports_in_use(self, destination: str | None) -> Mapping[str, int]:
+        """Return this destination and all that are in use, each with the end of its exports.
+
+        A row of the log has been exported if its transaction is below it.
+        """
+        return dict(
+            await self._writer.run(
+                _EXPORTS_IN_USE, {"destination": destination, "recent_s": RECENT_EXPORT_S}
+            )
         )
-        return list(found)
+
+    async def last_transaction(
+        self, room: RoomId, after: LogPosition, *, limit: int = LOG_BATCH
+    ) -> tuple[int, LogPosition] | None:
+        """Return the last transaction of the next rows of a room's log, and the last of them.
+
+        None: there are no more.
+        """
+        message, writer_id, writer_seq = after
+        rows = await self._writer.run(
+            _LAST_XID,
+            {
+                "room": room,
+                "message": message,
+                "writer_id": writer_id,
+                "writer_seq": writer_seq,
+                "limit": limit,
+            },
+        )
+        for xid, *last in rows:
+            return xid, (last[0], last[1], last[2])
+        return None
 
     async def delete_room(self, room: RoomId) -> None:
         """Delete the room's own row, the last of it."""

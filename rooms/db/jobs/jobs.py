@@ -30,7 +30,7 @@ from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, subscriptions
 from rooms.db.writer import PUBLISHER, LogWriter, session_name
 from rooms.domain.ids import JobId, OrganisationId, RoomId
-from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
+from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, REPEATABLE, JobKind, JobState
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import ConflictError, NotFoundError, QuotaExceededError
@@ -73,13 +73,17 @@ async def request_job(
     room: RoomId | None,
     arguments: Mapping[str, Any],
 ) -> JobRecord:
-    """Add a job to the queue, if the organisation has not too many. QuotaExceededError.
+    """Add a job of a repeatable kind, if the organisation has not too many. QuotaExceededError.
 
     Requests at the same time may each find one place left.
     """
     is_open = (
         select(func.octet_length(cast(jobs.c.arguments, Text)).label("size"))
-        .where(jobs.c.organisation_id == organisation, jobs.c.state.in_(("queued", "running")))
+        .where(
+            jobs.c.organisation_id == organisation,
+            jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
+            jobs.c.kind.in_(sorted(REPEATABLE)),
+        )
         .limit(MAX_OPEN_JOBS)
         .subquery()
     )
@@ -275,12 +279,13 @@ _FETCH_OPEN: Final = """
 SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
     SELECT id::text, organisation_id::text, kind, arguments, done, total, result, position, created_at,
         extract(epoch FROM now() - created_at)::float8 AS age_s
-    FROM jobs WHERE state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[]) ORDER BY jobs.id
+    FROM jobs WHERE state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[])
+        AND (snoozed_until IS NULL OR snoozed_until <= now()) ORDER BY jobs.id
 ) j ON true
 """
 _OPEN_KINDS: Final = """
 SELECT 0, j.kind FROM (SELECT 0) one LEFT JOIN (
-    SELECT DISTINCT kind FROM jobs WHERE state IN ('queued', 'running')
+    SELECT DISTINCT kind FROM jobs WHERE state IN ('queued', 'running') AND (snoozed_until IS NULL OR snoozed_until <= now())
 ) j ON true
 """
 _UPDATE: Final = """
@@ -294,7 +299,13 @@ WITH j AS (
 )
 SELECT 0, count(*) FROM j
 """
-
+_SNOOZE: Final = """
+WITH j AS (
+    UPDATE jobs SET snoozed_until = now() + %(seconds)s::float8 * interval '1 s'
+    WHERE id = %(id)s::uuid AND state IN ('queued', 'running') RETURNING 1
+)
+SELECT 0, count(*) FROM j
+"""
 
 # Its statements begin with a look at the version of their rooms, and may wait for locks afterwards.
 _HAS_OLDER_PUBLISH: Final = f"""
@@ -343,7 +354,7 @@ class JobQueue:
     async def fetch_open(self, kinds: Iterable[JobKind]) -> list[OpenJob]:
         """Return the jobs of these kinds that are queued or running, the oldest first.
 
-        Many tasks ask often, mostly for nothing. So one statement answers all that find no job
+        Those that are snoozed are left out. Many tasks ask often, mostly for nothing. So one statement answers all that find no job
         within `memory_s`.
         """
         if self._memory_s:
@@ -412,6 +423,10 @@ class JobQueue:
     async def finish_job(self, job: OpenJob) -> None:
         """Record that the job is done."""
         await self._update(job, JobState.DONE)
+
+    async def snooze_job(self, job: OpenJob, seconds: float) -> None:
+        """Let the job be open, but not be fetched for so long."""
+        await self._writer.run(_SNOOZE, {"id": job.id, "seconds": seconds})
 
     async def fail_job(self, job: OpenJob, error: str) -> None:
         """Record that the job cannot be done, and why."""

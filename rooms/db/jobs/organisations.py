@@ -61,6 +61,7 @@ class Possessions:
     queues: int
     open_jobs: int
     open_children: int
+    """Those that are snoozed are left out, as they wait for an export."""
 
     @property
     def left(self) -> int:
@@ -139,9 +140,12 @@ async def count_possessions(
                     _count(
                         jobs, jobs.c.organisation_id == organisation, jobs.c.state.in_(_OPEN)
                     ).label("open_jobs"),
-                    _count(jobs, *_children(organisation, parent), jobs.c.state.in_(_OPEN)).label(
-                        "open_children"
-                    ),
+                    _count(
+                        jobs,
+                        *_children(organisation, parent),
+                        jobs.c.state.in_(_OPEN),
+                        or_(jobs.c.snoozed_until.is_(None), jobs.c.snoozed_until <= func.now()),
+                    ).label("open_children"),
                 )
             )
         )

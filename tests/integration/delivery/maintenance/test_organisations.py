@@ -6,10 +6,12 @@ import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from delivery.analytics.export.exporter import Exporter
 from delivery.handlers.magazines import QueueMagazineCache
 from delivery.handlers.tasks import QueueReconciler, QueueTasks
 from delivery.leadership.postgres import PostgresElection
@@ -146,13 +148,17 @@ class Maintenance:
 
     async def run(self) -> None:
         """Run every job until none is open."""
-        handlers = {**self.handlers, JobKind.DELETE_ORGANISATION: self.handler}
-        runner = JobRunner(self._queue, handlers, poll_s=0.01)
+        kinds = {*self.handlers, JobKind.DELETE_ORGANISATION, JobKind.DELETE_QUEUE}
         async with asyncio.timeout(60):
-            while await self._queue.fetch_open({*handlers, JobKind.DELETE_QUEUE}):
-                await age_jobs(self._api)
-                await self.queues.run(lambda: True)
-                await runner.run(lambda: True)
+            while await self._queue.fetch_open(kinds):
+                await self.run_round()
+
+    async def run_round(self) -> None:
+        """Run every job until each must wait for something."""
+        handlers = {**self.handlers, JobKind.DELETE_ORGANISATION: self.handler}
+        await age_jobs(self._api)
+        await self.queues.run(lambda: True)
+        await JobRunner(self._queue, handlers, poll_s=0.01).run(lambda: True)
 
 
 @pytest.fixture
@@ -265,6 +271,35 @@ async def test_its_last_entry_says_that_it_was_deleted(api: Api, maintenance: Ma
         agency.id,
     )
     assert (kind, action, after) == ("service", "delete_organisation", {"job_id": job})
+
+
+async def test_all_rooms_wait_for_one_export_of_the_log(
+    api: Api, maintenance: Maintenance, tmp_path: Path
+) -> None:
+    """More than are deleted at a time; what no export concerns does not wait behind them."""
+    exporter = Exporter(api.url, str(tmp_path))
+    agency = await found_agency(api)
+    await asyncio.to_thread(exporter.run)
+    rooms = organisations.MAX_CHILDREN + 4
+    for number in range(rooms):
+        room = (await api.room(f"its-{number}", "agency"))["id"]
+        await api.sql(
+            "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind)"
+            " VALUES (%s, gen_random_uuid(), 1001, %s, 'published')",
+            room, number + 1,
+        )  # fmt: skip
+    job = await ask(api, agency)
+    for _ in range(6):
+        await maintenance.run_round()
+    of_it = "SELECT count(*) FROM {} WHERE organisation_id = %s"
+    assert await api.sql(of_it.format("rooms"), agency.id) == [(rooms,)]
+    for table in ("subscriptions", "queues"):
+        assert await api.sql(of_it.format(table), agency.id) == [(0,)], table
+    await asyncio.to_thread(exporter.run)
+    await api.sql("UPDATE jobs SET snoozed_until = now()")
+    await maintenance.run()
+    assert await api.sql(of_it.format("rooms"), agency.id) == [(0,)]
+    assert (await job_of(api, job))["state"] == "done"
 
 
 class Killed(BaseException):

@@ -490,12 +490,14 @@ async def test_a_room_is_exported_before_its_log_is_deleted(
         )
         for destination, beyond in (("elsewhere", 1), ("there", 0)):
             await installation.rows(exported, destination, beyond, beyond)
+            await installation.rows("UPDATE jobs SET snoozed_until = now()")
             await runner.run(always)
             assert await installation.value("SELECT count(*) FROM log_entries") == 1
         (said,) = [one.getMessage() for one in caplog.records if "is exported" in one.getMessage()]
         assert said.startswith(f"room {installation.room} ")
         assert said.endswith("as soon as its log is exported to there")
         await installation.rows(exported, "there", 1, 1)
+        await installation.rows("UPDATE jobs SET snoozed_until = now()")
         await runner.run(always)
     assert await installation.value("SELECT count(*) FROM log_entries") == 0
     assert await installation.value("SELECT count(*) FROM rooms") == 0
