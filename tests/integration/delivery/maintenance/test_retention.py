@@ -879,11 +879,11 @@ async def test_a_swap_that_takes_too_long_is_taken_back(installation: Installati
 
 
 @contextmanager
-def dying_at(number: int, died: list[int]) -> Iterator[None]:
+def dying_at(number: int, died: list[tuple[int, int]]) -> Iterator[None]:
     """Kill retention's connection right before its statement of this number, if there is one.
 
-    `died` gets how many statements later to kill it next: in the middle of a transaction the exact
-    place hardly matters.
+    `died` gets how many statements later to kill it next (in the middle of a transaction the exact
+    place hardly matters), and the id of the session, which ends a moment later.
     """
     seen = iter(range(number))
 
@@ -894,9 +894,8 @@ def dying_at(number: int, died: list[int]) -> Iterator[None]:
 
             async def counted(*args: Any, **kwargs: Any) -> Any:
                 if next(seen, None) is None:
-                    died.append(
-                        1 if connection.info.transaction_status is TransactionStatus.IDLE else 5
-                    )
+                    is_idle = connection.info.transaction_status is TransactionStatus.IDLE
+                    died.append((1 if is_idle else 5, connection.info.backend_pid))
                     await connection.close()
                     raise psycopg.OperationalError("killed")
                 return await execute(*args, **kwargs)
@@ -926,7 +925,7 @@ async def test_a_kill_between_any_two_statements_loses_nothing(
     ]
     kills = 0
     while True:
-        died: list[int] = []
+        died: list[tuple[int, int]] = []
         with dying_at(kills, died):
             try:
                 await retain(installation)
@@ -937,7 +936,15 @@ async def test_a_kill_between_any_two_statements_loses_nothing(
         }
         if not died:
             break
-        kills += died[0]
+        ((step, session),) = died
+        kills += step
+        # Until then it has the lock, and the next run would leave retention to it.
+        await until(
+            lambda session=session: installation.value(
+                "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", session
+            ),
+            "the end of the killed session",
+        )
     assert kills > 40
     assert [await found(installation, old) for old in gone] == [GONE] * len(gone)
     assert await installation.value("SELECT count(*) FROM message_ids") == 0
