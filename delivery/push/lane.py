@@ -257,11 +257,18 @@ class Lane:
         return found
 
     def pop_unstartable(self, now: float) -> list[DeliveryTask]:
-        """Remove and return the last tasks, as many as will not start before their claims end."""
+        """Remove and return the last tasks, as many as will not start before their claims end.
+
+        If there are some, the lane keeps no more than the rest from now on.
+        """
         if not self.waiting:
             return []
         left_s = self.waiting[-1].deadline - now - self.endpoint.timeout_s - CLAIM_MARGIN_S
-        return self._pop_beyond(self._keep_limit(now, max(0.0, left_s)))
+        found = self._pop_beyond(self._keep_limit(now, max(0.0, left_s)))
+        if found:
+            # Else it would not be full now, and what it returned would be claimed at once.
+            self._capacity = max(_MIN_CAPACITY, min(self._capacity, len(self.waiting)))
+        return found
 
     def _pop_beyond(self, limit: int | None) -> list[DeliveryTask]:
         found: list[DeliveryTask] = []

@@ -430,3 +430,21 @@ def test_what_a_slow_lane_will_not_start_before_its_claims_end_is_returned_early
     fast = lane(slots=1)
     fast.enqueue(given_, 0.0)
     assert fast.pop_unstartable(busy_for(fast, 0.0, 3.0, 20.0)) == []
+
+
+def test_a_lane_that_returned_tasks_gets_no_more_until_half_of_the_others_started() -> None:
+    found = lane(slots=1)
+    for _ in range(5):  # it was fast: it ran empty while tasks were kept back
+        found.enqueue(tasks(MOST + 1), 0.0)
+        assert found.is_full()
+        run_dry(found)
+    found.enqueue(tasks(500), 0.0)
+    now = busy_for(found, 0.0, 3.0, 5.0)
+    found.waiting[-1].deadline = now + 40.0 + found.endpoint.timeout_s + CLAIM_MARGIN_S
+    assert found.pop_unstartable(now)
+    assert len(found.waiting) == 200
+    assert found.is_full()
+    while len(found.waiting) > 100:
+        assert found.is_full()
+        found.dequeue()
+    assert not found.is_full()

@@ -128,3 +128,33 @@ def test_expired_tasks_return_to_a_queue_that_keeps_them_and_are_held_otherwise(
     assert [(one.state, one.reason) for one in outcomes.added] == (
         [] if supports_exclude else [(State.HELD, Reason.SATURATED)]
     )
+
+
+def test_a_webhook_that_became_slow_is_not_claimed_and_returned_again_and_again() -> None:
+    """It was fast, so its lane keeps 512, and a claim brings more than it starts in time."""
+    lanes, outcomes = Lanes(slots=1, on_full_changed=lambda _identities: None), Outcomes()
+    reporter = SaturationReporter(lanes, lambda _identity: None)
+    unsent = UnsentHandler(lanes, cast("OutcomeWriter", outcomes), reporter)
+    lane = lanes.get_or_create(Endpoint(RECORD, SEAL), 0.0)
+    for _ in range(5):
+        lane.enqueue([TASK] * 600, 0.0)
+        assert lane.is_full()
+        while lane.dequeue() is not None:
+            pass
+    claimed, lane.busy = 0, lane.slots
+    for tick in range(400):
+        now = tick * 0.05
+        if lane.subscription_id not in lanes.full:
+            claimed += 500
+            lane.enqueue([replace(TASK, deadline=now + 60.0) for _ in range(500)], now)
+            unsent.hold_overflow(lane, now)
+            lanes.exclude_full([lane.subscription_id])
+        if tick % 6 == 0:
+            lane.on_attempt_done(now, started=now - 3.0)
+            assert lane.dequeue() is not None
+            lanes.on_task_dequeued(lane)
+        if tick % 5 == 0:
+            unsent.check_lanes(now)
+    assert claimed == 500
+    assert len(unsent.take_to_release()) > 250
+    assert outcomes.added == []
