@@ -16,6 +16,7 @@ also needs a token of the bucket that all workers share (`delivery.push.rate_lim
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Final
 
 from delivery.push.circuit import CircuitBreaker, FailureStreak
@@ -42,6 +43,7 @@ _EXPECTED_TTL_S: Final = 2.0
 _SATURATED_SHED_COUNT: Final = 8
 _MIN_CAPACITY: Final = 16
 _MAX_CAPACITY: Final = 512
+_priority: Final = attrgetter("priority")
 
 
 class Lane:
@@ -271,9 +273,14 @@ class Lane:
         return found
 
     def _pop_beyond(self, limit: int | None) -> list[DeliveryTask]:
-        found: list[DeliveryTask] = []
-        while limit is not None and len(self.waiting) > limit:
-            found.append(self.waiting.pop())
+        """Remove and return all but so many: of the lowest priority, the last ones first."""
+        if limit is None or len(self.waiting) <= limit:
+            return []
+        by_priority = sorted(self.waiting, key=_priority, reverse=True)
+        found = by_priority[limit:]
+        found.reverse()
+        removed = set(map(id, found))
+        self.waiting = deque(task for task in self.waiting if id(task) not in removed)
         return found
 
     def _keep_limit(self, now: float, within_s: float) -> int | None:

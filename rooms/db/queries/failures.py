@@ -19,6 +19,7 @@ from rooms.db.queries.organisation_stats import (
     OWN_SUBSCRIPTIONS,
     own_parameters,
 )
+from rooms.domain.delivery_task import PRIORITIES
 from rooms.domain.ids import RoomId, SubscriptionId, created_ms
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Reason, SubscriptionStatus
@@ -40,7 +41,7 @@ MAX_DELIVERIES_SCANNED: Final = 1000
 # only each with a symptom: `_SYMPTOMS`), and each room a scan of its part of the outbox. Each listed subscription costs a read of its newest deliveries. `w`: what
 # is due or retried; ids give the time of the publish. `k`: deliveries that a slow endpoint's lane
 # had no room for are held, released and held again, so the time of their publish says how long they
-# wait.
+# wait. The index of `held` is by priority, so the oldest is among the oldest of each.
 _STATEMENT: Final = f"""
 WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
     SELECT s.room_id, r.name AS room, s.id, s.name, s.type, s.push_url, s.status, s.status_since, s.status_reason,
@@ -68,10 +69,12 @@ WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
             SELECT greatest(m.published_at, m.due_at) FROM deliveries d JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
             WHERE d.room_id = h.room_id AND d.id = h.id LIMIT 1
         ), h.since) ELSE h.since END AS since
-        FROM held h WHERE -h.room_id = -u.room_id AND h.subscription_id = u.id
-            AND h.reason = CASE WHEN u.status = '{SubscriptionStatus.PAUSED}' THEN '{Reason.PAUSED}' WHEN u.status = '{SubscriptionStatus.SUSPENDED}' THEN '{Reason.SUSPENDED}'
-                WHEN u.status_reason IS NULL THEN '{Reason.SATURATED}' ELSE '{Reason.DISABLED}' END
-        ORDER BY h.id LIMIT 1
+        FROM generate_series(0, {PRIORITIES - 1}) AS p (n), LATERAL (
+            SELECT h.* FROM held h WHERE -h.room_id = -u.room_id AND h.subscription_id = u.id AND h.priority = p.n
+                AND h.reason = CASE WHEN u.status = '{SubscriptionStatus.PAUSED}' THEN '{Reason.PAUSED}' WHEN u.status = '{SubscriptionStatus.SUSPENDED}' THEN '{Reason.SUSPENDED}'
+                    WHEN u.status_reason IS NULL THEN '{Reason.SATURATED}' ELSE '{Reason.DISABLED}' END
+            ORDER BY h.id LIMIT 1
+        ) h ORDER BY h.id LIMIT 1
     ) k ON true LEFT JOIN w ON w.subscription_id = u.id
 ), shown AS MATERIALIZED (
     SELECT f.*, count(*) OVER () AS total FROM f
@@ -102,8 +105,10 @@ FROM shown f LEFT JOIN LATERAL (
     SELECT d.last_error, d.last_status FROM (VALUES
         (f.newest::uuid), (f.probe),
         ((SELECT s.id FROM sidelined s WHERE s.room_id = f.room_id AND s.subscription_id = f.id ORDER BY s.since DESC, s.id DESC LIMIT 1)),
-        ((SELECT h.id FROM held h WHERE -h.room_id = -f.room_id AND h.subscription_id = f.id
-            AND h.reason = '{Reason.CIRCUIT_OPEN}' ORDER BY h.id LIMIT 1))
+        ((SELECT h.id FROM generate_series(0, {PRIORITIES - 1}) AS p (n), LATERAL (
+            SELECT h.id FROM held h WHERE -h.room_id = -f.room_id AND h.subscription_id = f.id AND h.priority = p.n
+                AND h.reason = '{Reason.CIRCUIT_OPEN}' ORDER BY h.id LIMIT 1
+        ) h ORDER BY h.id LIMIT 1))
     ) AS c (id) CROSS JOIN LATERAL (
         SELECT d.last_error, d.last_status, d.updated_at FROM deliveries d WHERE d.room_id = f.room_id AND d.id = c.id LIMIT 1
     ) d WHERE d.last_error IS NOT NULL ORDER BY d.updated_at DESC LIMIT 1

@@ -1,4 +1,4 @@
-"""Release held deliveries.
+"""Release held deliveries, by priority and then by age, as a claim takes what is due.
 
 They are as many as a lane has capacity for, some at a set rate, or one to probe an open circuit.
 """
@@ -19,7 +19,7 @@ _REASONS: Final = frozenset(map(str, Reason))
 _PICKED: Final = """
     SELECT room_id, id, priority, delay_ms, abandoned FROM held
     WHERE -room_id = -%(room)s::int4 AND subscription_id = %(subscription)s::uuid AND reason = %(reason)s::text
-    ORDER BY id LIMIT {limit} FOR UPDATE SKIP LOCKED
+    ORDER BY priority DESC, id LIMIT {limit} FOR UPDATE SKIP LOCKED
 """
 _RELEASE_TEMPLATE: Final = """
 WITH {given}picked AS MATERIALIZED ({picked}), gone AS (
@@ -128,7 +128,10 @@ class ReleaseMode(StrEnum):
 
 
 class Holds:
-    """Queue held deliveries again, oldest first, through one writer; each call returns how many."""
+    """Queue held deliveries again through one writer; each call returns how many.
+
+    The highest priority comes first, and of each the oldest.
+    """
 
     def __init__(
         self,

@@ -49,6 +49,13 @@ async def is_state(installation: Installation, state: State, count: int) -> None
     await until(there, f"{count} to be {state}")
 
 
+async def at_least_held(installation: Installation, count: int) -> None:
+    async def held() -> bool:
+        return (await installation.states()).get(State.HELD, 0) >= count
+
+    await until(held, f"{count} or more to be held")
+
+
 async def many(
     installation: Installation, subscription: SubscriptionId, count: int
 ) -> list[DeliveryTask]:
@@ -288,11 +295,7 @@ async def test_what_a_limited_lane_cannot_take_is_held_and_comes_at_its_rate(
     subscription = await installation.subscribe(rate_per_s=4.0, rate_burst=1)
     await installation.publish_many(subscription, 300)
     async with working(installation, sender) as work:
-
-        async def surplus_is_held() -> bool:
-            return (await installation.states()).get(State.HELD, 0) >= 250
-
-        await until(surplus_is_held, "what does not start in ten seconds to be held")
+        await at_least_held(installation, 250)
         assert sum(len(lane.waiting) for lane in work.worker._lanes) <= 42
         await sender.called(lambda: len(sender.calls) >= 4, "calls at its rate")
         await installation.change(subscription, rate_per_s=1000.0, rate_burst=1000)
@@ -300,6 +303,38 @@ async def test_what_a_limited_lane_cannot_take_is_held_and_comes_at_its_rate(
         await is_state(installation, State.DELIVERED, 300)
     holds = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'held'")
     assert holds <= 300
+
+
+@pytest.mark.parametrize(
+    ("shape", "held"),
+    [("embedded", True), ("embedded", False), ("relayed", False)],
+    indirect=["shape"],
+)
+async def test_a_higher_priority_does_not_wait_for_the_backlog_behind_a_rate(
+    installation: Installation,
+    sender: ScriptedSender,
+    held: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """It waits only for what the worker lets start within ten seconds, also if a publish held it."""
+    subscription = await installation.subscribe(rate_per_s=10.0, rate_burst=1)
+    await installation.publish_many(subscription, 600)
+    async with working(installation, sender):
+        await at_least_held(installation, 400)
+        if held:
+            (urgent,) = await installation.publish(subscription, state=State.HELD, priority=9)
+            await installation.rows(
+                "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)"
+                " VALUES (%s, %s, %s, 9, 0, 'saturated')",
+                urgent.room_id, urgent.delivery_id, subscription,
+            )  # fmt: skip
+        else:
+            (urgent,) = await deliver(installation, subscription, priority=9)
+        began = len(sender.calls)
+        await sender.called(
+            lambda: any(call.headers["webhook-id"] == urgent.delivery_id for call in sender.calls),
+            "the urgent one",
+        )
+        assert len(sender.calls) - began <= 130
 
 
 async def test_max_concurrency_holds(installation: Installation, sender: ScriptedSender) -> None:

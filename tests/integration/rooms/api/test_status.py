@@ -270,6 +270,31 @@ async def test_a_deferred_delivery_fails_since_it_was_due(api: Api) -> None:
     assert datetime.fromisoformat(one["since"]) == due_at
 
 
+async def test_the_oldest_held_delivery_counts_whatever_its_priority(api: Api) -> None:
+    """Check how long one waits behind a rate, and why the first of a circuit failed."""
+    room, by_name = await subscribed(api, "slow", "broken", circuit_failures=3)
+    slow, broken = by_name["slow"]["id"], by_name["broken"]["id"]
+    await api.publish(room, "made", {}, priority=0)
+    await api.publish(room, "made", {}, priority=9)
+    await api.sql(_HELD, slow, "saturated", "saturated")
+    await api.sql(_HELD, broken, "circuit_open", "circuit_open")
+    await api.sql(
+        "UPDATE deliveries d SET last_error = NULL FROM held h WHERE h.id = d.id AND h.priority = 9"
+    )
+    await api.sql(
+        "UPDATE messages SET published_at = now() - interval '2 min' WHERE room_id = %s AND priority = 0",
+        room,
+    )
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, circuit_open, circuit_since) VALUES (%s, %s, true, now())",
+        room,
+        broken,
+    )
+    found = {one["name"]: one for one in (await reported(api))["subscriptions"]}
+    assert found["slow"]["condition"] == "behind"
+    assert found["broken"]["last_error"] == "refused: no listener"
+
+
 async def test_it_shows_parts_and_backlog(api: Api) -> None:
     room, _ = await subscribed(api, "sub")
     await api.publish(room, "made", {})

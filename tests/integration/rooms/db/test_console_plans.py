@@ -40,7 +40,7 @@ STATEMENTS: Final[Mapping[str, str]] = {
 }
 LARGE: Final = re.compile(
     r"(Seq|Index|Index Only) Scan (?:Backward )?(?:using (\w+) )?on "
-    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined|api_keys|journal|activity_minutes)\w*"
+    r"(messages|message_ids|deliveries|subscriptions|rooms|event_types|outbox|leases|sidelined|held|api_keys|journal|activity_minutes)\w*"
 )
 
 

@@ -448,3 +448,12 @@ def test_a_lane_that_returned_tasks_gets_no_more_until_half_of_the_others_starte
         assert found.is_full()
         found.dequeue()
     assert not found.is_full()
+
+
+def test_the_last_tasks_of_the_lowest_priority_are_removed_first() -> None:
+    found, given_ = limited_lane(0.5, next_token_in_s=2.0), tasks(9)
+    for task, priority in zip(given_, (4, 0, 4, 4, 0, 4, 9, 4, 9), strict=True):
+        task.priority = priority
+    found.enqueue(given_, 0.0)
+    assert found.pop_beyond_rate(0.0) == [given_[at] for at in (4, 1, 7, 5)]
+    assert list(found.waiting) == [given_[at] for at in (0, 2, 3, 6, 8)]

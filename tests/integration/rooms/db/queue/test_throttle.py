@@ -37,18 +37,22 @@ async def record(installation: Installation, subscription: SubscriptionId) -> En
 
 
 async def held(
-    installation: Installation, subscription: SubscriptionId, reason: Reason, count: int
+    installation: Installation,
+    subscription: SubscriptionId,
+    reason: Reason,
+    count: int,
+    priority: int = 4,
 ) -> list[DeliveryTask]:
     """So many deliveries that are held, oldest first."""
     copies = [
         copy
         for _ in range(count)
-        for copy in await installation.publish(subscription, state=State.HELD)
+        for copy in await installation.publish(subscription, state=State.HELD, priority=priority)
     ]
     for copy in copies:
         await installation.rows(
-            "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason) VALUES (%s, %s, %s, 4, 0, %s)",
-            copy.room_id, copy.delivery_id, subscription, reason.value,
+            "INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason) VALUES (%s, %s, %s, %s, 0, %s)",
+            copy.room_id, copy.delivery_id, subscription, priority, reason.value,
         )  # fmt: skip
     return copies
 
@@ -131,6 +135,39 @@ async def test_a_drain_keeps_its_rate_over_two_workers(
     async with asyncio.timeout(30):
         await asyncio.gather(*(drain(writer) for writer in writers))
     assert await installation.states() == {"queued": 60}
+
+
+async def test_held_deliveries_are_released_by_priority_and_then_by_age(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    """However they are released: for a lane, at a drain rate, or as a probe."""
+    subscription, holds = await installation.subscribe(circuit_failures=3), Holds(writers[0])
+    await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
+    reasons = (Reason.SATURATED, Reason.PAUSED, Reason.CIRCUIT_OPEN)
+    copies = {
+        reason: [
+            copy
+            for priority in (4, 9, 0, 4, 9)
+            for copy in await held(installation, subscription, reason, 1, priority)
+        ]
+        for reason in reasons
+    }
+
+    async def release_one(reason: Reason) -> int:
+        group = HeldGroup(subscription, reason)
+        if reason is Reason.SATURATED:
+            return await holds.release(group, limit=1)
+        if reason is Reason.PAUSED:
+            return await holds.drain(group, limit=1, per_s=1e6, burst=10)
+        await installation.rows(
+            "UPDATE lanes SET probe_at = now() WHERE room_id = %s", installation.room
+        )
+        return await holds.probe(group, open_ms=60_000)
+
+    for reason, waiting in copies.items():
+        for at in (1, 4, 0, 3, 2):
+            assert await release_one(reason) == 1
+            assert await installation.state(waiting[at]) is State.QUEUED, (reason, at)
 
 
 async def test_a_rate_is_kept_over_two_workers(
