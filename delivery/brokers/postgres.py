@@ -40,6 +40,7 @@ _MIN_WAIT_S: Final = 0.005
 _CANCEL_GRACE_S: Final = 5.0
 _RETRY_S: Final = 0.5
 _CLAIM_OUTAGE: Final = "claims of tasks failed"
+_LOOK_OUTAGE: Final = "looks for the next due task failed"
 
 _T = TypeVar("_T")
 
@@ -174,7 +175,14 @@ class PostgresConsumer:
         return claim
 
     async def _wait_s(self, claim: ClaimedBatch) -> float:
-        due = await self._outbox.seconds_to_next_due(claim.at_us)
+        try:
+            due = await self._outbox.seconds_to_next_due(claim.at_us)
+        except StorageRefusedError as exc:
+            if not self._writer.is_connected:
+                raise
+            OUTAGES.record_failure(exc, _LOOK_OUTAGE)
+            return self._poll_s
+        OUTAGES.record_success(_LOOK_OUTAGE)
         # What comes due next may belong to a busy lane: do not claim for each of its tasks.
         least = _MIN_WAIT_S if self._excluded else 0.0
         return self._poll_s if due is None else min(max(due, least), self._poll_s)

@@ -103,6 +103,36 @@ async def test_a_refused_claim_leaves_the_other_claims_as_they_are(
         assert row["claimed_until"] > datetime.now(UTC)
 
 
+async def test_a_refused_look_at_the_next_due_time_ends_no_claims(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer polls instead, after a claim with tasks and after one without."""
+    subscription = await installation.subscribe()
+    (before,) = await installation.publish(subscription)
+    await installation.queue(before)
+    consumer = PostgresConsumer(installation.url, credit=10, claim_s=60, poll_s=0.1)
+    refused = 0
+
+    async def refuse(_outbox: Outbox, _after_us: int) -> float | None:
+        nonlocal refused
+        refused += 1
+        raise StorageRefusedError("out of memory")
+
+    monkeypatch.setattr(Outbox, "seconds_to_next_due", refuse)
+    async with batches(consumer) as found:
+        assert deliveries(await anext(found)) == [before.delivery_id]
+        worker, following = consumer.worker_id, asyncio.ensure_future(anext(found))
+
+        async def refused_after_both() -> bool:
+            return refused >= 3
+
+        await until(refused_after_both, "looks after a claim without tasks")
+        (after,) = await installation.publish(subscription)
+        await installation.queue(after)
+        assert deliveries(await following) == [after.delivery_id]
+        assert consumer.worker_id == worker
+
+
 async def test_work_due_between_a_claim_and_the_next_due_query_does_not_wait_for_the_poll(
     installation: Installation,
 ) -> None:
