@@ -159,7 +159,7 @@ class Broker(Protocol):
 
     @property
     def is_outbox(self) -> bool:
-        """Return whether the queue is the outbox, so that PostgreSQL has claimed each task."""
+        """Return whether the queue is the outbox, so that the broker is a `TaskSource`, too."""
         ...
 
     @property
@@ -277,10 +277,25 @@ class Consumer(Protocol):
         ...
 
 
+class ClaimingConsumer(Consumer, Protocol):
+    """Consume the PUSH queue with claims, which end at their deadlines.
+
+    Unsettled tasks keep their credit beyond that, because their outcomes may still wait to be
+    committed. So the credit also bounds the outcomes that wait.
+    """
+
+    def forget(self, tasks: Sequence[DeliveryTask]) -> None:
+        """Return the credit of tasks that get no outcome.
+
+        Each is delivered again once its claim has ended.
+        """
+        ...
+
+
 class TaskSource(Protocol):
     """Provide claimed tasks to a push worker."""
 
-    def consume(self, *, credit: int) -> Consumer:
+    def consume(self, *, credit: int) -> ClaimingConsumer:
         """Consume the PUSH queue, as `Broker.consume` does."""
         ...
 

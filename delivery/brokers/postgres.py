@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from itertools import takewhile
 from typing import Final, Self, TypeVar
 
 from delivery.brokers.claim_order import ClaimTurns, ClaimWatermarks
@@ -103,7 +102,6 @@ class PostgresConsumer:
             while True:
                 self._wake.clear()
                 started = time.monotonic()
-                self._expire_claims(started)
                 limit = self._claim_limit()
                 if limit <= 0:
                     await self._sleep(self._poll_s)
@@ -224,16 +222,6 @@ class PostgresConsumer:
     async def discard(self, messages: Sequence[MalformedMessage]) -> None:
         """Do nothing: there are no malformed messages."""
 
-    def _expire_claims(self, now: float) -> None:
-        # A claim that ended unsettled stays so: its slot failed, or its outcome cannot be recorded.
-        # Another worker has as long again to claim the task, if all slots of this one hang. They
-        # are in the order in which they end.
-        before = now - self._claim_s
-        ended = list(takewhile(lambda one: one[1].deadline <= before, self._unsettled.items()))
-        for key, copy in ended:
-            del self._unsettled[key]
-            self._unsettled_bytes -= len(copy.payload)
-
     def _track(self, copies: Sequence[DeliveryTask]) -> None:
         unsettled = self._unsettled
         for copy in copies:
@@ -242,6 +230,10 @@ class PostgresConsumer:
 
     async def settle(self, copies: Sequence[DeliveryTask]) -> None:
         """Return the credit; the outcome has removed the outbox rows."""
+        self.forget(copies)
+
+    def forget(self, copies: Sequence[DeliveryTask]) -> None:
+        """Return the credit; rows that are still there are claimed again when the claims end."""
         if self._claim_limit() <= 0:
             self._wake.set()
         unsettled = self._unsettled
@@ -251,7 +243,7 @@ class PostgresConsumer:
 
     async def release(self, copies: Sequence[DeliveryTask]) -> None:
         """Release tasks unchanged and at once."""
-        await self.settle(copies)
+        self.forget(copies)
         # An expired claim may be another worker's by now, or a later one of this worker.
         now = time.monotonic()
         unexpired = [copy for copy in copies if copy.deadline > now]

@@ -86,7 +86,6 @@ class InFlightTasks:
 
         `on_claimed`, `on_unavailable`, `remove` or `retry_claim` takes the result.
         """
-        self._expire_claims(now)
         while self._retry_heap and self._retry_heap[0][0] <= now and len(self._claiming) < limit:
             version = heapq.heappop(self._retry_heap)[2]
             if (waiting := self._waiting.pop(version, None)) is not None:
@@ -102,17 +101,11 @@ class InFlightTasks:
                 self._claiming[version] = _PendingTasks([task], None, FIRST_RETRY_S / 2)
         return [pending.tasks[0] for pending in self._claiming.values()]
 
-    def _expire_claims(self, now: float) -> None:
-        # A claim that ended unsettled stays so: its slot failed, or its outcome cannot be recorded.
-        while self._claimed:
-            version, (deadline, tasks) = next(iter(self._claimed.items()))
-            if deadline > now:
-                return
-            del self._claimed[version]
-            self._received.extend(tasks)
-
     def on_claimed(self, tasks: Iterable[DeliveryTask]) -> None:
-        """Record that these are claimed, each until its deadline."""
+        """Record that these are claimed, each until its deadline.
+
+        They are not claimed again before `forget`: an outcome may take longer to be committed.
+        """
         for task in tasks:
             # After a disconnect meanwhile, the broker no longer waits for this one to be settled.
             pending = self._claiming.pop(version_of(task), None)
@@ -159,8 +152,16 @@ class InFlightTasks:
         """Return those of the tasks whose claims have not ended."""
         return [task for task in tasks if task.deadline > now and version_of(task) in self._claimed]
 
+    def forget(self, versions: Iterable[DeliveryVersion]) -> None:
+        """Claim these again when their claims end, because they get no outcome."""
+        for version in versions:
+            deadline, tasks = self._claimed.pop(version, (0.0, []))
+            if tasks:
+                self._waiting[version] = _PendingTasks(tasks, None, FIRST_RETRY_S / 2)
+                self._schedule_claim(deadline, version)
+
     def remove(self, versions: Iterable[DeliveryVersion]) -> Sequence[DeliveryTask]:
-        """Forget these versions and return all their tasks, which the broker needs settled."""
+        """Remove these versions and return all their tasks, which the broker needs settled."""
         tasks: list[DeliveryTask] = []
         for version in versions:
             if (claimed := self._claimed.pop(version, None)) is not None:
@@ -175,8 +176,6 @@ class InFlightTasks:
         if self._received:
             return 0.0
         until = now + max_s
-        if self._claimed:
-            until = min(until, next(iter(self._claimed.values()))[0])
         if self._retry_heap:
             until = min(until, self._retry_heap[0][0])
         return max(0.0, until - now)
@@ -277,6 +276,10 @@ class BrokerIntakeConsumer:
         """Settle these tasks and all others of their versions."""
         await self._settle_at_broker(self._in_flight.remove(map(version_of, tasks)))
 
+    def forget(self, tasks: Sequence[DeliveryTask]) -> None:
+        """Keep the messages, and claim them again when the claims end."""
+        self._in_flight.forget(map(version_of, tasks))
+
     async def release(self, tasks: Sequence[DeliveryTask]) -> None:
         """Release claims and messages at once."""
         try:
@@ -284,6 +287,7 @@ class BrokerIntakeConsumer:
             if claimed := self._in_flight.still_claimed(tasks, time.monotonic()):
                 await self._outbox.release(claimed)
         except (StorageUnavailableError, StorageRefusedError) as exc:
+            self.forget(tasks)
             raise BrokerUnavailableError(str(exc)) from exc
         released = self._in_flight.remove(map(version_of, tasks))
         if self._broker_consumer is not None and released:

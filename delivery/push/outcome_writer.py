@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
+from rooms.domain.delivery_task import DeliveryTask
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 
@@ -38,13 +39,15 @@ class OutcomeWriter:
         outcomes: OutcomeQueries,
         *,
         on_committed: Callable[[Sequence[DeliveryOutcome]], Awaitable[None]],
+        on_rejected: Callable[[DeliveryTask], None],
     ) -> None:
         """Call `on_committed` with what was recorded.
 
-        The claims of other tasks end unsettled, and each is attempted again.
+        `on_rejected` gets each task whose outcome PostgreSQL never accepts.
         """
         self._outcomes = outcomes
         self._on_committed = on_committed
+        self._on_rejected = on_rejected
         self._pending: list[DeliveryOutcome] = []
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -99,6 +102,7 @@ class OutcomeWriter:
                 _log.exception(
                     "cannot record an outcome; its task is claimed again later: %r", outcomes[0]
                 )
+                self._on_rejected(outcomes[0].task)
                 return ()
             else:
                 OUTAGES.record_success(_COMMIT_OUTAGE)

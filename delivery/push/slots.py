@@ -5,7 +5,7 @@ A slot is an asyncio task. Idle ones are kept, because starting a task costs as 
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 from delivery.push.attempt import AttemptExecutor, AttemptReport
@@ -39,8 +39,13 @@ class SlotPool:
         token_client: TokenClient,
         clock: Clock,
         wake: asyncio.Event,
+        forget: Callable[[DeliveryTask], None],
     ) -> None:
-        """Configure the slots. `wake` is set when an endpoint event must be written."""
+        """Configure the slots.
+
+        `wake` is set when an endpoint event must be written. `forget` gets a task whose slot
+        failed, which has no outcome.
+        """
         self._attempts = attempts
         self._lanes = lanes
         self._outcome_writer = outcome_writer
@@ -49,6 +54,7 @@ class SlotPool:
         self._token_client = token_client
         self._clock = clock
         self._wake = wake
+        self._forget = forget
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[Lane]] = []
         self._draining = False
@@ -108,6 +114,9 @@ class SlotPool:
                         self._record(lane, await self._attempts.attempt(task, lane))
                     except ClaimExpiredError:
                         self._unsent.release_later([task])
+                    except Exception:
+                        self._forget(task)
+                        raise
                     # A success may have raised the lane's limit.
                     if lane.waiting and lane.busy < lane.slots:
                         self.start(lane)
@@ -128,6 +137,9 @@ class SlotPool:
             self._record(lane, await self._attempts.attempt(task, lane, is_probe=True))
         except ClaimExpiredError:
             self._unsent.release_later([task])
+        except Exception:
+            self._forget(task)
+            raise
         finally:
             lane.busy -= 1
 

@@ -34,7 +34,7 @@ from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.state_machine import Reason, State
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
-from rooms.ports import PUSH_CREDIT, Clock, Consumer, TaskSource
+from rooms.ports import PUSH_CREDIT, ClaimingConsumer, Clock, Consumer, TaskSource
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ class PushWorker:
         self._observe = observe
         self._on_requeued = on_requeued
         self._lanes = Lanes(slots=slots, on_full_changed=self._set_excluded)
-        self._outcome_writer = OutcomeWriter(outcomes, on_committed=self._on_settled)
+        self._outcome_writer = OutcomeWriter(
+            outcomes, on_committed=self._on_settled, on_rejected=self._forget
+        )
         self._unsent = UnsentHandler(
             self._lanes, self._outcome_writer, SaturationReporter(self._lanes, report_saturated)
         )
@@ -103,8 +105,9 @@ class PushWorker:
             token_client=self._token_client,
             clock=clock,
             wake=self._wake,
+            forget=self._forget,
         )
-        self._consumer: Consumer | None = None
+        self._consumer: ClaimingConsumer | None = None
         self._changed_rooms: frozenset[str] | None = None
         self._drain_deadline: float | None = None
 
@@ -161,7 +164,7 @@ class PushWorker:
         finally:
             stopping.cancel()
 
-    async def _run_consumer(self, consumer: Consumer, stopping: asyncio.Task[bool]) -> None:
+    async def _run_consumer(self, consumer: ClaimingConsumer, stopping: asyncio.Task[bool]) -> None:
         OUTAGES.record_success(_CONSUME_OUTAGE)
         # Outcomes of the time without a broker are committed first; else their tasks are attempted
         # again.
@@ -260,6 +263,10 @@ class PushWorker:
             self._on_requeued()
         if self._consumer is not None:
             await self._consumer.settle([outcome.task for outcome in batch])
+
+    def _forget(self, task: DeliveryTask) -> None:
+        if self._consumer is not None:
+            self._consumer.forget([task])
 
     async def _rate_limit_loop(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Final, cast
 
 from delivery.push.broker_intake import BrokerIntake
 from delivery.push.http.client import HttpSender
@@ -18,6 +18,7 @@ from rooms.app.stores import open_own_broker, open_sealing
 from rooms.clock import SystemClock
 from rooms.domain.ids import IdGenerator
 from rooms.metrics import Metrics
+from rooms.ports import TaskSource
 from rooms.settings import Settings
 
 MAX_CONNECTIONS: Final = 8192
@@ -77,7 +78,7 @@ async def serve_worker(
         with stop_hook(stop.set):
             await run_push(
                 database_url=database_url,
-                task_source=broker
+                task_source=cast("TaskSource", broker)
                 if broker.is_outbox
                 else BrokerIntake(
                     broker,

@@ -63,16 +63,26 @@ class SlowToAsk(Outbox):
         return await super().seconds_to_next_due(after_us)
 
 
-async def test_a_claim_that_ends_unsettled_returns_its_credit(installation: Installation) -> None:
-    """A slot broke, say, or its outcome cannot be recorded."""
+async def test_a_task_without_an_outcome_keeps_its_credit_until_it_is_forgotten(
+    installation: Installation,
+) -> None:
+    """Its outcome may wait for PostgreSQL, and the memory for such outcomes is bounded by the credit."""
     subscription = await installation.subscribe()
     (copy,) = await installation.publish(subscription)
     await installation.queue(copy)
-    async with batches(
-        PostgresConsumer(installation.url, credit=1, claim_s=0.3, poll_s=0.1)
-    ) as found:
-        first, second = await anext(found), await anext(found)
-    assert deliveries(first) == deliveries(second) == [copy.delivery_id]
+    settings = {"claim_s": 0.3, "poll_s": 0.1}
+    consumer = PostgresConsumer(installation.url, credit=1, **settings)
+    other = PostgresConsumer(installation.url, credit=100, **settings)
+    async with batches(consumer) as found, batches(other) as found_by_other:
+        first = await anext(found)
+        following = asyncio.ensure_future(anext(found))
+        for _ in range(4):  # each time, the claim before has ended
+            assert deliveries(await anext(found_by_other)) == [copy.delivery_id]
+        assert not following.done()
+        (another,) = await installation.publish(subscription)
+        await installation.queue(another)
+        consumer.forget(first)
+        assert len(await following) == 1
 
 
 async def test_a_refused_claim_leaves_the_other_claims_as_they_are(

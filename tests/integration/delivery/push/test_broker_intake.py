@@ -436,7 +436,7 @@ async def test_releasing_an_expired_claim_frees_no_other_claim(
             assert broker.settled == []
 
 
-async def test_a_claim_that_is_not_settled_is_taken_again_when_it_expires(
+async def test_a_forgotten_task_is_claimed_again_when_its_claim_ends(
     installation: Installation, broker: MemoryBroker
 ) -> None:
     """A slot broke, say: its copy was neither settled nor released."""
@@ -444,6 +444,7 @@ async def test_a_claim_that_is_not_settled_is_taken_again_when_it_expires(
     async with consuming(installation, broker, claim_s=0.3) as consumer:
         batches = consumer.batches()
         (first,) = await anext(batches)
+        consumer.forget([first])
         (second,) = await anext(batches)
         assert first.delivery_id == second.delivery_id == copy.delivery_id
         assert second.deadline > first.deadline or second is first

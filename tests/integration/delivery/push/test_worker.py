@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from delivery.brokers.postgres import PostgresConsumer
+from delivery.push import worker
+from delivery.push.attempt import AttemptExecutor, AttemptReport
 from delivery.push.endpoint_state import EndpointSignal
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
@@ -589,6 +592,26 @@ async def test_a_sender_that_breaks_its_contract_is_a_failure_like_any_other(
             await ends(installation, copy, State.DELIVERED)
     assert len(sender.calls) == 4
     assert "a bug" in caplog.text
+
+
+async def test_a_task_whose_slot_failed_is_attempted_again_when_its_claim_ends(
+    installation: Installation, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it has the whole credit of the worker, which comes back."""
+    monkeypatch.setattr(worker, "PUSH_CREDIT", 1)
+    subscription = await installation.subscribe(timeout_ms=100)
+    real, failures = AttemptExecutor.attempt, iter([True])
+
+    async def attempt(attempts: AttemptExecutor, *given: Any, **named: Any) -> AttemptReport:
+        if next(failures, False):
+            raise ArithmeticError("a fault of the worker itself")
+        return await real(attempts, *given, **named)
+
+    monkeypatch.setattr(AttemptExecutor, "attempt", attempt)
+    async with working(installation, sender, claim_s=3.0):
+        (copy,) = await deliver(installation, subscription)
+        await ends(installation, copy, State.DELIVERED)
+    assert len(sender.calls) == 1
 
 
 async def test_answers_of_any_kind_can_be_recorded(

@@ -70,13 +70,38 @@ def test_versions_of_dead_workers_are_tried_at_once() -> None:
     assert in_flight.next_to_claim(1.0, LIMIT) == [tasks[0], tasks[2]]
 
 
-def test_a_task_of_an_expired_claim_is_claimed_like_a_new_one() -> None:
+def test_a_claimed_task_waits_for_its_outcome_however_long_that_takes() -> None:
     in_flight, task = InFlightTasks(), task_of(1, deadline=60.0)
     in_flight.add([task])
     in_flight.on_claimed(in_flight.next_to_claim(0.0, LIMIT))
     assert in_flight.still_claimed([task], 59.0) == [task]
     assert in_flight.still_claimed([task], 60.0) == []
+    assert in_flight.next_claim_in_s(0.0, 1e9) == 1e9
+    assert in_flight.next_to_claim(1e6, LIMIT) == []
+    assert in_flight.remove([version_of(task)]) == [task]
+
+
+def test_a_task_that_gets_no_outcome_is_claimed_like_a_new_one_when_its_claim_ends() -> None:
+    in_flight, task, again = InFlightTasks(), task_of(1, deadline=60.0), task_of(1)
+    in_flight.add([task])
+    in_flight.on_claimed(in_flight.next_to_claim(0.0, LIMIT))
+    in_flight.forget([version_of(task), version_of(task_of(2))])
+    assert in_flight.still_claimed([task], 59.0) == []
+    in_flight.add([again])
+    assert in_flight.next_to_claim(59.0, LIMIT) == []
     assert in_flight.next_claim_in_s(0.0, 100.0) == 60.0
+    assert in_flight.next_to_claim(60.0, LIMIT) == [task]
+    assert in_flight.remove([version_of(task)]) == [task, again]
+
+
+def test_a_forgotten_version_without_tasks_waits_for_one() -> None:
+    in_flight, task = InFlightTasks(), task_of(1)
+    in_flight.add([task])
+    in_flight.on_claimed(in_flight.next_to_claim(0.0, LIMIT))
+    in_flight.on_disconnect()
+    in_flight.forget([version_of(task)])
+    assert in_flight.next_to_claim(60.0, LIMIT) == []
+    in_flight.add([task])
     assert in_flight.next_to_claim(60.0, LIMIT) == [task]
 
 

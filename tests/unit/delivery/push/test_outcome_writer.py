@@ -34,20 +34,27 @@ class Queries:
 
 
 @pytest.mark.parametrize(
-    ("with_text_only", "committed"), [(False, ["0", "2"]), (True, ["0", "1", "2"])]
+    ("with_text_only", "committed", "rejected"),
+    [(False, ["0", "2"], ["1"]), (True, ["0", "1", "2"], [])],
 )
 async def test_only_what_was_recorded_counts_as_committed(
     with_text_only: bool,  # noqa: FBT001 - a parameter of the test
     committed: list[str],
+    rejected: list[str],
 ) -> None:
     """The others' tasks are claimed again when their claims end, and the broker keeps them so long."""
     seen: list[str] = []
+    never: list[str] = []
 
     async def on_committed(batch: Sequence[DeliveryOutcome]) -> None:
         seen.extend(outcome.task.delivery_id for outcome in batch)
 
     queries = Queries("1", with_text_only=with_text_only)
-    writer = OutcomeWriter(cast("OutcomeQueries", queries), on_committed=on_committed)
+    writer = OutcomeWriter(
+        cast("OutcomeQueries", queries),
+        on_committed=on_committed,
+        on_rejected=lambda task: never.append(task.delivery_id),
+    )
     for number in range(3):
         task = replace(TASK, delivery_id=DeliveryId(str(number)))
         writer.add(DeliveryOutcome(task=task, state=State.QUEUED, result=answered(500)))
@@ -55,4 +62,4 @@ async def test_only_what_was_recorded_counts_as_committed(
     async with asyncio.timeout(10):
         await writer.drain()
     running.cancel()
-    assert seen == committed
+    assert (seen, never) == (committed, rejected)
