@@ -27,6 +27,7 @@ request of a user, and `process` builds a worker from the settings.
 | an attempt crashes its worker | after three crashes it is made in a sandbox process |
 | PostgreSQL is unavailable | outcomes wait; attempts end, and no new tasks are claimed |
 | PostgreSQL refuses a claim, or a look for the next | it is tried again; attempts go on |
+| a commit of outcomes takes more than 5 s | they wait; what is claimed is returned |
 | PostgreSQL never accepts an outcome | its task is attempted again when the claim ends |
 | the broker is unavailable | attempts go on; waiting tasks are delivered again |
 | settings change | lanes get them by notification, or with the next task's version |

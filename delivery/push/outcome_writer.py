@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -10,6 +11,7 @@ from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
+from rooms.ports import Clock
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +22,7 @@ _LONG_LINGER_S: Final = 0.03
 _LINGER_MIN_BATCH: Final = 4
 _LONG_LINGER_MIN_BATCH: Final = 20
 """After a batch of this size more outcomes are likely, so the next commit lingers for them."""
+LATE_AFTER_S: Final = 5.0
 _RETRY_S: Final = (0.05, 0.1, 0.2, 0.5)
 
 
@@ -40,6 +43,7 @@ class OutcomeWriter:
         *,
         on_committed: Callable[[Sequence[DeliveryOutcome]], Awaitable[None]],
         on_rejected: Callable[[DeliveryTask], None],
+        clock: Clock,
     ) -> None:
         """Call `on_committed` with what was recorded.
 
@@ -48,6 +52,9 @@ class OutcomeWriter:
         self._outcomes = outcomes
         self._on_committed = on_committed
         self._on_rejected = on_rejected
+        self._clock = clock
+        self._committing_since = math.inf
+        self._commit_ended = asyncio.Event()
         self._pending: list[DeliveryOutcome] = []
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -61,6 +68,14 @@ class OutcomeWriter:
         if len(self._pending) == 1:
             self._idle.clear()
             self._wake.set()
+
+    def is_late(self, now: float) -> bool:
+        """Return whether a commit takes so long that further attempts should wait for it."""
+        return now - self._committing_since > LATE_AFTER_S
+
+    async def end_of_commit(self) -> None:
+        """Wait until the commit in progress has ended."""
+        await self._commit_ended.wait()
 
     async def drain(self) -> None:
         """Wait until every outcome added so far is committed."""
@@ -80,8 +95,12 @@ class OutcomeWriter:
                 )
             batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
             last_size = len(batch)
+            self._committing_since = self._clock.monotonic()
+            self._commit_ended.clear()
             if recorded := await self._commit(batch):
                 await self._on_committed(recorded)
+            self._committing_since = math.inf
+            self._commit_ended.set()
 
     async def _commit(self, outcomes: Sequence[DeliveryOutcome]) -> Sequence[DeliveryOutcome]:
         """Return those that were recorded: all, unless PostgreSQL never accepts some of them."""

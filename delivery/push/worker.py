@@ -86,7 +86,7 @@ class PushWorker:
         self._on_requeued = on_requeued
         self._lanes = Lanes(slots=slots, on_full_changed=self._set_excluded)
         self._outcome_writer = OutcomeWriter(
-            outcomes, on_committed=self._on_settled, on_rejected=self._forget
+            outcomes, on_committed=self._on_settled, on_rejected=self._forget, clock=clock
         )
         self._unsent = UnsentHandler(
             self._lanes, self._outcome_writer, SaturationReporter(self._lanes, report_saturated)
@@ -207,6 +207,12 @@ class PushWorker:
             cast("AsyncGenerator[Sequence[DeliveryTask]]", consumer.batches())
         ) as batches:
             async for batch in batches:
+                if self._outcome_writer.is_late(self._clock.monotonic()):
+                    # Other outcomes could not be committed either, and each claim that ended would
+                    # make attempts again whose outcomes wait.
+                    self._unsent.release_later(batch)
+                    await self._outcome_writer.end_of_commit()
+                    continue
                 try:
                     await self._dispatch(batch)
                 except asyncio.CancelledError:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from delivery.brokers.postgres import PostgresConsumer
-from delivery.push import worker
+from delivery.push import outcome_writer, worker
 from delivery.push.attempt import AttemptExecutor, AttemptReport
 from delivery.push.endpoint_state import EndpointSignal
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
-from rooms.db.queue.outcomes import DeliveryOutcome
+from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
@@ -612,6 +612,38 @@ async def test_a_task_whose_slot_failed_is_attempted_again_when_its_claim_ends(
         (copy,) = await deliver(installation, subscription)
         await ends(installation, copy, State.DELIVERED)
     assert len(sender.calls) == 1
+
+
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)
+async def test_a_worker_whose_commits_hang_attempts_nothing_more(
+    installation: Installation, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a synchronous replica is away: claims pass, and those of the first attempts end."""
+    monkeypatch.setattr(outcome_writer, "LATE_AFTER_S", 0.1)
+    subscription = await installation.subscribe(timeout_ms=100)
+    real, is_back = OutcomeQueries.decide, asyncio.Event()
+
+    async def decide(
+        queries: OutcomeQueries, outcomes: Sequence[DeliveryOutcome], **named: Any
+    ) -> int:
+        await is_back.wait()
+        return await real(queries, outcomes, **named)
+
+    monkeypatch.setattr(OutcomeQueries, "decide", decide)
+    async with working(installation, sender, claim_s=3.0, poll_s=0.1):
+        copies = [copy for _ in range(3) for copy in await deliver(installation, subscription)]
+        await sender.called(lambda: len(sender.calls) == 3, "the first attempts")
+
+        async def all_released() -> bool:
+            free = await installation.value("SELECT count(*) FROM outbox WHERE worker IS NULL")
+            return bool(free == 3)
+
+        await until(all_released, "what was claimed again to be released")
+        assert len(sender.calls) == 3
+        is_back.set()
+        for copy in copies:
+            await ends(installation, copy, State.DELIVERED)
+    assert len(sender.calls) == 3
 
 
 async def test_answers_of_any_kind_can_be_recorded(

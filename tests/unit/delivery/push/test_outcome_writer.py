@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from delivery.push.outcome_writer import OutcomeWriter
+from rooms.clock import SystemClock
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.domain.ids import DeliveryId
 from rooms.domain.state_machine import State
@@ -54,6 +55,7 @@ async def test_only_what_was_recorded_counts_as_committed(
         cast("OutcomeQueries", queries),
         on_committed=on_committed,
         on_rejected=lambda task: never.append(task.delivery_id),
+        clock=SystemClock(),
     )
     for number in range(3):
         task = replace(TASK, delivery_id=DeliveryId(str(number)))
