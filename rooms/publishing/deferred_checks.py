@@ -1,8 +1,9 @@
 """Defer checks that are too costly for the event loop to the sandbox.
 
 Preparing a request may spend `BASE_BUDGET_NS`, and `BUDGET_NS_PER_BYTE` for each byte of its
-payloads, on checks of known cost. The other checks are collected and run in the sandbox. The
-request is then prepared again with their results.
+payloads, on checks of known cost. Each message after the first may spend `BASE_BUDGET_NS` more on
+checks of at most `CHEAP_NS`. The other checks are collected and run in the sandbox. The request is
+then prepared again with their results.
 """
 
 import asyncio
@@ -24,6 +25,8 @@ from rooms.publishing.sandbox.frames import (
 
 BASE_BUDGET_NS: Final = 10_000_000
 BUDGET_NS_PER_BYTE: Final = 50
+CHEAP_NS: Final = 20_000
+"""A check costs the event loop more than this on its way to the sandbox and back."""
 MAX_PENDING: Final = 20_000
 """Most checks of one batch in the sandbox; they would use up its CPU time long before."""
 _PROBLEMS_NOT_LISTED: Final = (
@@ -38,10 +41,15 @@ _PendingCheck = tuple[PayloadSchema | MessageFilter, int, Check]
 """Hold what is asked, the index of the message, and the check."""
 
 
+class TooManyChecksError(TooLargeError):
+    """Report a batch that needs too many costly checks, which depends on the room's subscribers."""
+
+
 class DeferredChecks:
     """Hold the results of one request's checks, and the checks that are pending.
 
-    `problems` and `filter_result` raise TooLargeError where a batch has too many that are pending.
+    `problems` and `filter_result` raise TooManyChecksError where a batch has too many that are
+    pending.
     """
 
     __slots__ = ("_messages", "_results", "pending")
@@ -79,7 +87,7 @@ class DeferredChecks:
     def _add(self, subject: PayloadSchema | MessageFilter, index: int, check: Check) -> None:
         # One message passes with any number of filters: it cannot be divided.
         if len(self.pending) >= MAX_PENDING and index != self.pending[0][1]:
-            raise TooLargeError(
+            raise TooManyChecksError(
                 f"messages: more than {MAX_PENDING} of their validations and filters may take long;"
                 " publish fewer messages at a time"
             )

@@ -19,6 +19,7 @@ from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
 from rooms.publishing.deferred_checks import (
     BASE_BUDGET_NS,
     BUDGET_NS_PER_BYTE,
+    CHEAP_NS,
     ChecksPendingError,
     DeferredChecks,
 )
@@ -133,8 +134,9 @@ class Preparer:
         `checks`: results of deferred checks.
 
         ChecksPendingError: some checks are too costly to run here. InvalidError: names every field
-        that the room does not accept. TooLargeError: a payload exceeds the limit. ForbiddenError:
-        `access` does not include an event type.
+        that the room does not accept. TooLargeError: a payload exceeds the limit.
+        TooManyChecksError: too many would be pending. ForbiddenError: `access` does not include an
+        event type.
         """
         found = _RoutedMessages(checks)
         rest = enumerate(messages)
@@ -210,6 +212,8 @@ class Preparer:
             if schema is not None or route.filtered:
                 if checking is None:
                     checking = found.checking = _InlineChecks(found.checks)
+                else:
+                    checking.cheap_budget_ns = BASE_BUDGET_NS
                 checking.budget_ns += len(message.payload) * BUDGET_NS_PER_BYTE
                 problems += checking.problems(schema, index, message.payload, prefix)
                 route = (
@@ -365,16 +369,29 @@ class _RoutedMessages:
 class _InlineChecks:
     """Run the checks of one request inline, as far as its budget allows.
 
-    `spent_ns`: bound of the time that they took since it was last set to 0.
+    `spent_ns`: bound of the time that they took since it was last set to 0. `cheap_budget_ns`: what
+    the current message may spend on cheap checks beyond the budget of the request.
     """
 
-    __slots__ = ("budget_ns", "deferred", "filter_errors", "spent_ns")
+    __slots__ = ("budget_ns", "cheap_budget_ns", "deferred", "filter_errors", "spent_ns")
 
     def __init__(self, checks: DeferredChecks | None) -> None:
         self.deferred = checks
         self.budget_ns: float = BASE_BUDGET_NS
+        self.cheap_budget_ns: float = 0
         self.spent_ns: float = 0
         self.filter_errors: list[tuple[SubscriptionId, str]] = []
+
+    def _spend(self, cost_ns: float) -> bool:
+        """Take the cost of a check from a budget; return False if none has so much."""
+        if cost_ns <= self.budget_ns:
+            self.budget_ns -= cost_ns
+        elif cost_ns <= CHEAP_NS and cost_ns <= self.cheap_budget_ns:
+            self.cheap_budget_ns -= cost_ns
+        else:
+            return False
+        self.spent_ns += cost_ns
+        return True
 
     def problems(
         self, schema: PayloadSchema | None, index: int, payload: msgspec.Raw, prefix: str
@@ -383,9 +400,7 @@ class _InlineChecks:
         if schema is None:
             return ()
         cost_ns = schema.cost_ns(len(payload))
-        if cost_ns is not None and cost_ns <= self.budget_ns:
-            self.budget_ns -= cost_ns
-            self.spent_ns += cost_ns
+        if cost_ns is not None and self._spend(cost_ns):
             found = schema.problems(payload, f"{prefix}payload")
             if found is not None:
                 return found
@@ -420,9 +435,7 @@ class _InlineChecks:
 
         def evaluate(message_filter: MessageFilter, subject: FilterInput) -> FilterResult:
             cost_ns = message_filter.cost_ns(len(subject.payload))
-            if cost_ns <= self.budget_ns:
-                self.budget_ns -= cost_ns
-                self.spent_ns += cost_ns
+            if self._spend(cost_ns):
                 return message_filter.evaluate(subject)
             self.deferred = self.deferred or DeferredChecks()
             return self.deferred.filter_result(message_filter, index, subject)

@@ -14,9 +14,13 @@ from rooms.db import pg_arrays
 from rooms.db.publish.request_rows import InsertRows
 from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
-from rooms.errors import ConflictError, ForbiddenError, InvalidError
+from rooms.errors import ConflictError, ForbiddenError, InvalidError, RoomsError
 from rooms.ports import Clock
-from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
+from rooms.publishing.deferred_checks import (
+    ChecksPendingError,
+    DeferredChecks,
+    TooManyChecksError,
+)
 from rooms.publishing.prepare import Preparer, content_hash
 from rooms.publishing.request import MessageRequest
 from rooms.publishing.routing import PublishAccess, RoutingTable
@@ -26,7 +30,7 @@ from rooms.publishing.sandbox.client import CheckSandbox
 KnownAnswers = Mapping[str, tuple[bytes, bytes]]
 """Content hash and answer by caller id."""
 FindByCallerId = Callable[[RoomId, Collection[str]], Awaitable[KnownAnswers]]
-REFUSALS: Final = (ChecksPendingError, InvalidError, ForbiddenError)
+REFUSALS: Final = (ChecksPendingError, InvalidError, TooManyChecksError, ForbiddenError)
 """Errors of `at_once` and `in_slices` after which `after_refusal` may still succeed."""
 
 
@@ -129,9 +133,9 @@ class RequestPreparation:
             return await self._with_checks(
                 principal, functools.partial(prepare, table, access=access), error.checks
             )
-        except (InvalidError, ForbiddenError) as exc:
+        except (InvalidError, TooManyChecksError, ForbiddenError) as exc:
             # The cached routing table may be out of date.
-            refusal: InvalidError | ForbiddenError = exc
+            refusal: RoomsError = exc
             fresh = await self._routing.reload(table.room_id)
             access = fresh.access(principal, self._clock.now_ms())
             if fresh is not table:
@@ -139,7 +143,7 @@ class RequestPreparation:
                     return await self._with_checks(
                         principal, functools.partial(prepare, fresh, access=access)
                     )
-                except InvalidError as again:
+                except (InvalidError, TooManyChecksError) as again:
                     refusal = again
             if isinstance(refusal, ForbiddenError):
                 raise

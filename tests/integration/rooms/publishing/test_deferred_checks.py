@@ -10,7 +10,7 @@ import pytest
 from delivery.maintenance.replay import wanted_messages
 from rooms.db.jobs.replay import PastMessage
 from rooms.domain.ids import MessageId
-from rooms.errors import InvalidError
+from rooms.errors import InvalidError, TooLargeError
 from tests.support.publisher import Desk, House, open_desk
 from tests.support.sandboxes import idle_sandbox
 from tests.unit.rooms.publishing.test_schema_bounds import doubling
@@ -103,6 +103,35 @@ async def test_a_sandboxed_schema_accepts_and_refuses_like_any_other(
         "messages[2].payload[0]",
     ]
     assert house.run("SELECT count(*) FROM messages") == [(4,)]
+
+
+async def test_a_batch_that_was_accepted_gets_its_answer_where_it_needs_too_many_checks_now(
+    desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Subscriptions with filters were added meanwhile, say. By its key, or by the ids of its messages."""
+    room = house.room()
+    house.event_type(room, schemas=[{"uniqueItems": True}])
+    house.subscription(room)
+    named = json.dumps(
+        {
+            "messages": [
+                {"event_type": "order.created", "payload": [number], "id": f"m-{number}"}
+                for number in range(3)
+            ]
+        }
+    ).encode()
+    calls = [(batch([1], [2], [3]), "key"), (named, None)]
+    first = [
+        await desk.publisher.publish_batch(house.principal, room, body, key) for body, key in calls
+    ]
+    monkeypatch.setattr("rooms.publishing.deferred_checks.MAX_PENDING", 1)
+    for (body, key), before in zip(calls, first, strict=True):
+        again = await desk.publisher.publish_batch(house.principal, room, body, key)
+        assert (again.replayed, again.body) == (True, before.body)
+    for body, key in ((batch([1], [2]), None), (batch([1], [2]), "other")):
+        with pytest.raises(TooLargeError, match="publish fewer messages at a time"):
+            await desk.publisher.publish_batch(house.principal, room, body, key)
+    assert house.run("SELECT count(*) FROM messages") == [(6,)]
 
 
 async def test_a_batch_by_a_large_schema_is_accepted(database: str, house: House) -> None:

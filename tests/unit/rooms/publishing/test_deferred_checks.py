@@ -1,15 +1,26 @@
 """Test which checks a request asks of the sandbox, and that their results reach it."""
 
+import secrets
+import uuid
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
 import pytest
 
+from rooms.db.publish.request_rows import InsertRows
+from rooms.db.publish.routing import RoutingRecord, SubscriptionRecord, VersionRecord
+from rooms.domain.ids import IdGenerator, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import FieldProblem, TooLargeError
 from rooms.publishing import deferred_checks
 from rooms.publishing.cel_filter import FilterInput, FilterResult, load_filter
-from rooms.publishing.deferred_checks import DeferredChecks
+from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
 from rooms.publishing.json_schema import PayloadSchema
+from rooms.publishing.prepare import Preparer
+from rooms.publishing.request import MessageRequest
+from rooms.publishing.routing import RoutingTable
 from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.sandbox.frames import Check, CheckOutcome, FilterCheck, SchemaCheck
 
@@ -89,6 +100,72 @@ def test_a_batch_with_too_many_checks_is_refused(monkeypatch: pytest.MonkeyPatch
         checks.problems(schema, index, b"1", "payload")
     with pytest.raises(TooLargeError, match=r"more than 10 .*; publish fewer messages at a time"):
         checks.problems(schema, 10, b"1", "payload")
+
+
+COUNTRY = "payload.country == 'NL' && payload.amount > 10"
+"""An ordinary filter, of 2 microseconds."""
+
+
+def prepare(subscriptions: int, messages: int) -> InsertRows:
+    """Prepare a batch of messages that match the filter of all subscriptions of its room."""
+    organisation = OrganisationId(str(uuid.UUID(int=9)))
+    table = RoutingTable(
+        RoutingRecord(
+            room_id=RoomId(1),
+            organisation_id=organisation,
+            plan_version=1,
+            expiration_ms=None,
+            subscriptions=tuple(
+                SubscriptionRecord(
+                    id=SubscriptionId(str(uuid.UUID(int=number + 1))),
+                    organisation_id=organisation,
+                    type=SubscriptionType.PUSH,
+                    version=1,
+                    event_types=None,
+                    filter=COUNTRY,
+                )
+                for number in range(subscriptions)
+            ),
+            versions=(VersionRecord("made", 1, None),),
+        )
+    )
+    payload = msgspec.Raw(b'{"country": "NL", "amount": 11, "note": "' + b"x" * 150 + b'"}')
+    slices = Preparer(IdGenerator(secrets.randbits), max_payload_bytes=1000).prepare_in_slices(
+        table,
+        [MessageRequest(event_type="made", payload=payload) for _ in range(messages)],
+        batch=True,
+        publisher=b"",
+        now_ms=1,
+        access=None,
+        application=None,
+        answered={},
+        refused={},
+    )
+    while True:
+        try:
+            next(slices)
+        except StopIteration as done:
+            rows: InsertRows = done.value
+            return rows
+
+
+def test_a_batch_for_many_ordinary_filters_needs_no_sandbox() -> None:
+    """Others may have subscribed: they must not end the batches of a publisher."""
+    assert prepare(40, 1000).row_count == 41_000
+
+
+def test_each_message_of_a_batch_has_a_budget_for_cheap_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rooms.publishing.prepare.BASE_BUDGET_NS", 4_000)
+    monkeypatch.setattr("rooms.publishing.prepare.BUDGET_NS_PER_BYTE", 0)
+    with pytest.raises(ChecksPendingError) as caught:
+        prepare(5, 3)
+    assert Counter(index for _, index, _ in caught.value.checks.pending) == {0: 3, 1: 3, 2: 3}
+    monkeypatch.setattr("rooms.publishing.prepare.CHEAP_NS", 1_000)
+    with pytest.raises(ChecksPendingError) as caught:
+        prepare(5, 3)
+    assert Counter(index for _, index, _ in caught.value.checks.pending) == {0: 3, 1: 5, 2: 5}
 
 
 def test_one_message_may_have_any_number_of_filters(monkeypatch: pytest.MonkeyPatch) -> None:
