@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -878,6 +879,9 @@ async def test_a_swap_that_takes_too_long_is_taken_back(installation: Installati
 # --- crashes ------------------------------------------------------------------------------------------------------
 
 
+_HAS_ENDED: Final = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
+
+
 @contextmanager
 def dying_at(number: int, died: list[tuple[int, int]]) -> Iterator[None]:
     """Kill retention's connection right before its statement of this number, if there is one.
@@ -939,12 +943,7 @@ async def test_a_kill_between_any_two_statements_loses_nothing(
         ((step, session),) = died
         kills += step
         # Until then it has the lock, and the next run would leave retention to it.
-        await until(
-            lambda session=session: installation.value(
-                "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", session
-            ),
-            "the end of the killed session",
-        )
+        await until(partial(installation.value, _HAS_ENDED, session), "the session's end")
     assert kills > 40
     assert [await found(installation, old) for old in gone] == [GONE] * len(gone)
     assert await installation.value("SELECT count(*) FROM message_ids") == 0
