@@ -2,8 +2,8 @@
 
 Preparing a request may spend `BASE_BUDGET_NS`, and `BUDGET_NS_PER_BYTE` for each byte of its
 payloads, on checks of known cost. Each message after the first may spend `BASE_BUDGET_NS` more on
-checks of at most `CHEAP_NS`. The other checks are collected and run in the sandbox. The request is
-then prepared again with their results.
+checks of at most `CHEAP_NS`, up to `CHEAP_BUDGET_NS` for all of a batch. The other checks are
+collected and run in the sandbox. The request is then prepared again with their results.
 """
 
 import asyncio
@@ -27,6 +27,8 @@ BASE_BUDGET_NS: Final = 10_000_000
 BUDGET_NS_PER_BYTE: Final = 50
 CHEAP_NS: Final = 20_000
 """A check costs the event loop more than this on its way to the sandbox and back."""
+CHEAP_BUDGET_NS: Final = 1_000_000_000
+"""As long as the sandbox has for a request by default."""
 MAX_PENDING: Final = 20_000
 """Most checks of one batch in the sandbox; they would use up its CPU time long before."""
 _PROBLEMS_NOT_LISTED: Final = (

@@ -19,6 +19,7 @@ from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
 from rooms.publishing.deferred_checks import (
     BASE_BUDGET_NS,
     BUDGET_NS_PER_BYTE,
+    CHEAP_BUDGET_NS,
     CHEAP_NS,
     ChecksPendingError,
     DeferredChecks,
@@ -213,7 +214,7 @@ class Preparer:
                 if checking is None:
                     checking = found.checking = _InlineChecks(found.checks)
                 else:
-                    checking.cheap_budget_ns = BASE_BUDGET_NS
+                    checking.begin_message()
                 checking.budget_ns += len(message.payload) * BUDGET_NS_PER_BYTE
                 problems += checking.problems(schema, index, message.payload, prefix)
                 route = (
@@ -369,25 +370,37 @@ class _RoutedMessages:
 class _InlineChecks:
     """Run the checks of one request inline, as far as its budget allows.
 
-    `spent_ns`: bound of the time that they took since it was last set to 0. `cheap_budget_ns`: what
-    the current message may spend on cheap checks beyond the budget of the request.
+    `spent_ns`: bound of the time that they took since it was last set to 0.
     """
 
-    __slots__ = ("budget_ns", "cheap_budget_ns", "deferred", "filter_errors", "spent_ns")
+    __slots__ = (
+        "_cheap_budget_ns",
+        "_cheap_of_message_ns",
+        "budget_ns",
+        "deferred",
+        "filter_errors",
+        "spent_ns",
+    )
 
     def __init__(self, checks: DeferredChecks | None) -> None:
         self.deferred = checks
         self.budget_ns: float = BASE_BUDGET_NS
-        self.cheap_budget_ns: float = 0
+        self._cheap_budget_ns: float = CHEAP_BUDGET_NS
+        self._cheap_of_message_ns: float = 0
         self.spent_ns: float = 0
         self.filter_errors: list[tuple[SubscriptionId, str]] = []
+
+    def begin_message(self) -> None:
+        """Let a further message of a batch spend time of its own on cheap checks."""
+        self._cheap_of_message_ns = min(BASE_BUDGET_NS, self._cheap_budget_ns)
 
     def _spend(self, cost_ns: float) -> bool:
         """Take the cost of a check from a budget; return False if none has so much."""
         if cost_ns <= self.budget_ns:
             self.budget_ns -= cost_ns
-        elif cost_ns <= CHEAP_NS and cost_ns <= self.cheap_budget_ns:
-            self.cheap_budget_ns -= cost_ns
+        elif cost_ns <= CHEAP_NS and cost_ns <= self._cheap_of_message_ns:
+            self._cheap_of_message_ns -= cost_ns
+            self._cheap_budget_ns -= cost_ns
         else:
             return False
         self.spent_ns += cost_ns

@@ -168,6 +168,16 @@ def test_each_message_of_a_batch_has_a_budget_for_cheap_checks(
     assert Counter(index for _, index, _ in caught.value.checks.pending) == {0: 3, 1: 5, 2: 5}
 
 
+def test_cheap_checks_of_a_batch_take_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rooms.publishing.prepare.BASE_BUDGET_NS", 4_000)
+    monkeypatch.setattr("rooms.publishing.prepare.BUDGET_NS_PER_BYTE", 0)
+    monkeypatch.setattr("rooms.publishing.prepare.CHEAP_BUDGET_NS", 10_000)
+    with pytest.raises(ChecksPendingError) as caught:
+        prepare(5, 6)
+    pending = Counter(index for _, index, _ in caught.value.checks.pending)
+    assert [pending[index] for index in range(6)] == [3, 3, 3, 4, 5, 5]
+
+
 def test_one_message_may_have_any_number_of_filters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a room with many subscriptions still accepts single messages."""
     monkeypatch.setattr(deferred_checks, "MAX_PENDING", 10)
