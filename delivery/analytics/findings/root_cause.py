@@ -31,7 +31,7 @@ from delivery.analytics.findings.cells import (
     AttemptCells,
     Ints,
 )
-from delivery.analytics.findings.edges import Edge
+from delivery.analytics.findings.incidents import Edge
 
 _BEFORE_S: Final = 900.0
 """Seconds before the begin in which a change may have caused an incident."""

@@ -93,7 +93,7 @@ def partial_journeys(rows: DataFrame) -> DataFrame:
 
 
 def merge_journeys(partials: DataFrame) -> DataFrame:
-    """Return one row a delivery with its outcome; `verdicts` judges those that are open."""
+    """Return one row a delivery with its outcome; `reconciliation` judges those that are open."""
     return _with_outcome(_sum_by_delivery(partials))
 
 

@@ -18,7 +18,6 @@ from delivery.analytics.spark import (
     journeys,
     reconciliation,
     rollups,
-    verdicts,
 )
 from delivery.analytics.spark.segments import HadoopFiles
 from delivery.analytics.spark.session import run_parallel
@@ -57,7 +56,7 @@ class RunPublisher:
         with run_parallel(self._spark) as start:
             self._on_status("looking up names")
             named = start(lambda: checked_names(rollups.name_keys(rolled).toArrow()))
-            ended = start(lambda: verdicts.log_end_us(deliveries, given.now))
+            ended = start(lambda: reconciliation.log_end_us(deliveries, given.now))
             words = state.read_table("words")
             gaps = start(lambda: self._write("gaps", reconciliation.sequence_gaps(words)))
             known = named.result()
@@ -69,7 +68,7 @@ class RunPublisher:
             self._on_status("merging journeys")
             merge = journeys.merge_journeys if small else journeys.merge_journeys_by_hour
             end_us = ended.result()
-            judged = verdicts.with_verdicts(
+            judged = reconciliation.with_verdicts(
                 merge(deliveries), rollups.service(rolled), end_us=end_us, unread=unread
             )
             joined = start(lambda: self._write_journeys(judged, names))
@@ -95,7 +94,7 @@ class RunPublisher:
             absent = reconciliation.missing_deliveries(anchors, whole, unread)
             for table, rows in (
                 ("missing", journeys.with_message(absent)),
-                ("ages", verdicts.ages(whole, end_us=end_us)),
+                ("ages", reconciliation.ages(whole, end_us=end_us)),
                 ("outcomes", journeys.outcome_counts(whole)),
                 # Last, as the replay in the driver leaves a core free.
                 ("rollups_hourly", rollups.hourly(rolled)),
