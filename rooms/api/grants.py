@@ -15,10 +15,9 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room, time_problems
-from rooms.db.catalog import directory
 from rooms.db.catalog import grants as records
 from rooms.db.catalog.organisations import Member, find_members, resolve_organisation
-from rooms.db.catalog.rooms import find_room, touch_room
+from rooms.db.catalog.rooms import ListedRoom, find_room, list_listed_rooms, touch_room
 from rooms.db.catalog.subscription_states import reconcile_grants
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
@@ -377,7 +376,7 @@ async def list_directory(
     """
     page = PageRequest(services.cipher, _DIRECTORY_LIST, limit, cursor)
     async with transaction(services.engine) as connection:
-        found = await directory.list_rooms(
+        found = await list_listed_rooms(
             connection,
             principal,
             name=name,
@@ -399,7 +398,7 @@ def _position(text: str) -> tuple[datetime, RoomId]:
     return datetime.fromisoformat(at), RoomId(int(identity))
 
 
-def _to_entry(room: directory.ListedRoom) -> DirectoryEntry:
+def _to_entry(room: ListedRoom) -> DirectoryEntry:
     return DirectoryEntry(
         room_id=room.id,
         name=room.name,

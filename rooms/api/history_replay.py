@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.deps import ApiServices
-from rooms.db.catalog.entitlements import entitlements
+from rooms.db.catalog.access import entitlements
 from rooms.db.jobs.jobs import create_job
 from rooms.domain.job import JobKind
 from rooms.domain.room import Subscription

@@ -18,8 +18,7 @@ from delivery.maintenance.retention import (
 from delivery.maintenance.service import TaskSpec, run_tasks
 from delivery.sideline.magazines import sideline_magazine_name
 from delivery.sideline.tasks import SidelineTasks
-from rooms.app.analysis_jobs import analysis_tasks
-from rooms.app.check_jobs import check_tasks
+from rooms.app.maintenance_jobs import analysis_tasks, check_tasks
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
 from rooms.app.registration import process_registration
 from rooms.app.stores import open_own_broker, open_own_magazines

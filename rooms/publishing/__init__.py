@@ -3,7 +3,6 @@
     request.py          decode the body strictly; the payload stays the bytes that came
     routing.py          the routing table of a room: who gets an event type and version
     event_route.py      the recipients of a type and version, and what is built from them
-    table_weight.py     the memory of a table, which grows while messages are routed
     routing_cache.py    cache the tables of rooms, within a bound on memory
     json_schema.py      validate payloads; schema_bounds.py and regex_bounds.py bound the cost
     cel_filter.py       evaluate filters; cel_bounds.py bounds the cost

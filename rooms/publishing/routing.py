@@ -28,7 +28,6 @@ from rooms.errors import (
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter, load_filter
 from rooms.publishing.event_route import RECIPIENT_BYTES, EventRoute
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES, PayloadSchema
-from rooms.publishing.table_weight import TableWeight
 
 _ENTRY_BYTES: Final = 512
 """About so many bytes a version or subscription takes beside its schema or filter."""
@@ -85,6 +84,29 @@ class PublishAccess:
         An idempotency key has no spaces, so that the owner's keys are never equal to it.
         """
         return text if self.owns else f"{self.organisation} {text}"
+
+
+class TableWeight:
+    """Count about how many bytes a routing table takes: what was read, and routes built from it.
+
+    `on_growth` is called with the bytes that are added, or (negative) freed; None: with none.
+    """
+
+    __slots__ = ("_record_bytes", "bytes", "on_growth")
+
+    def __init__(self, record_bytes: int) -> None:
+        self._record_bytes = self.bytes = record_bytes
+        self.on_growth: Callable[[int], None] | None = None
+
+    def add(self, count: int) -> None:
+        """Count the bytes of a route, or of what is built from it."""
+        self.bytes += count
+        if self.on_growth is not None:
+            self.on_growth(count)
+
+    def forget_routes(self) -> None:
+        """Count only what was read, because the table has no routes any more."""
+        self.add(self._record_bytes - self.bytes)
 
 
 class RoutingTable:

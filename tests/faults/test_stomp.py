@@ -18,7 +18,7 @@ from typing import cast
 import pytest
 
 from delivery.brokers import open_broker
-from delivery.brokers.artemis.handshake import connect_socket
+from delivery.brokers.artemis.connection import connect_socket
 from delivery.brokers.artemis.message_format import encode_copy
 from rooms.backend_urls import parse_stomp_url
 from rooms.domain.delivery_task import DeliveryTask

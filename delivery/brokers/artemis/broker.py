@@ -20,10 +20,14 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from delivery.brokers.artemis.connection import BrokerConnection, ConnectionEndedError
+from delivery.brokers.artemis.connection import (
+    BrokerConnection,
+    ConnectionEndedError,
+    OpenedSocket,
+    handshake,
+)
 from delivery.brokers.artemis.consumer import ArtemisConsumer
 from delivery.brokers.artemis.frames import FastDecode, ProtocolError
-from delivery.brokers.artemis.handshake import OpenedSocket, handshake
 from delivery.brokers.artemis.io_thread import SocketIo, SocketThread
 from delivery.brokers.artemis.management import ManagementClient, ManagementError, decode_replies
 from delivery.brokers.artemis.message_format import (

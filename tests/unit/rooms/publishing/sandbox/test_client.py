@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from rooms.errors import RateLimitedError
-from rooms.publishing.sandbox.fair_slots import FairSlots
+from rooms.publishing.sandbox.client import FairSlots
 
 
 async def test_a_tenant_has_its_share_and_leaves_the_rest_to_others() -> None:
