@@ -12,8 +12,8 @@ from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHeal
 from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.connection_shares import ConnectionShares
 from rooms.db.notify import Notifier
-from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CachedStats
+from rooms.db.queries.subscription_counts import OrganisationStats
 from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.secrets import Cipher
 from rooms.db.writer import LogWriter

@@ -17,7 +17,7 @@ from rooms.db.catalog import signing_keys as records
 from rooms.db.connection import transaction
 from rooms.domain.state_machine import Scope
 from rooms.errors import FieldProblem, InvalidError, NotFoundError
-from rooms.evidence.keys import KID_PATTERN, EvidenceError, PublicKey, end_of, public_key
+from rooms.evidence.jose import KID_PATTERN, EvidenceError, PublicKey, end_of, public_key
 
 _LIST: Final = "signing-keys"
 _TAGS: Final = ["evidence"]

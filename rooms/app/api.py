@@ -15,7 +15,7 @@ from delivery.pull.service import PullService, open_pull_service
 from delivery.push.http.client import HttpSender
 from delivery.push.http.connection import HttpLimits
 from delivery.push.http.signing import new_secret
-from delivery.push.http.target_policy import target_policy
+from delivery.push.http.ssrf import target_policy
 from delivery.push.test_call import PingSender
 from rooms.api.app import create_app
 from rooms.api.auth import authenticate, authenticate_cached
@@ -28,8 +28,7 @@ from rooms.api.server.tls_listener import HandshakeOutcome, TlsListener
 from rooms.api.server.uvicorn_server import BoundedServer, http_config
 from rooms.api.streams import StreamTransport
 from rooms.app.process import StopHook, member_name, raise_file_limit, run, stop_on_signals
-from rooms.app.registration import process_registration
-from rooms.app.stores import open_own_broker, open_own_magazines, open_sealing
+from rooms.app.stores import open_own_broker, open_own_magazines, open_sealing, process_registration
 from rooms.backends import DATABASE, address_of
 from rooms.clock import SystemClock
 from rooms.console.app import Console
@@ -37,8 +36,8 @@ from rooms.console.live import LiveStreams
 from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.connection import PersistentConnection, open_engine
 from rooms.db.notify import Channel, Notifier
-from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CachedStats
+from rooms.db.queries.subscription_counts import OrganisationStats
 from rooms.db.readiness import WriteCheck
 from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.writer import LogWriter

@@ -8,8 +8,7 @@ from pathlib import Path
 from delivery.handlers.api import Handlers
 from delivery.handlers.service import serve_handlers
 from rooms.app.process import run, stop_on_signals
-from rooms.app.registration import process_registration
-from rooms.app.stores import open_own_magazines
+from rooms.app.stores import open_own_magazines, process_registration
 from rooms.clock import SystemClock
 from rooms.metrics import Metrics
 from rooms.settings import Settings

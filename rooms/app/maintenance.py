@@ -20,8 +20,7 @@ from delivery.sideline.magazines import sideline_magazine_name
 from delivery.sideline.tasks import SidelineTasks
 from rooms.app.maintenance_jobs import analysis_tasks, check_tasks
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
-from rooms.app.registration import process_registration
-from rooms.app.stores import open_own_broker, open_own_magazines
+from rooms.app.stores import open_own_broker, open_own_magazines, process_registration
 from rooms.clock import BootTimeClock, SystemClock
 from rooms.domain.ids import SubscriptionId
 from rooms.metrics import Metrics

@@ -4,8 +4,7 @@ import asyncio
 
 from delivery.relay.relay import relay_until_stopped
 from rooms.app.process import StopHook, run, stop_on_signals
-from rooms.app.registration import process_registration
-from rooms.app.stores import open_own_broker
+from rooms.app.stores import open_own_broker, process_registration
 from rooms.clock import SystemClock
 from rooms.metrics import Metrics
 from rooms.settings import Settings

@@ -8,13 +8,12 @@ from typing import Final, cast
 from delivery.push.broker_intake import BrokerIntake
 from delivery.push.http.client import HttpSender
 from delivery.push.http.connection import HttpLimits
-from delivery.push.http.target_policy import target_policy
+from delivery.push.http.ssrf import target_policy
 from delivery.push.process import run_push
 from delivery.push.sandbox.client import SandboxClient
 from delivery.push.sandbox.process import SandboxProcess
 from rooms.app.process import StopHook, raise_file_limit, run, stop_on_signals
-from rooms.app.registration import process_registration
-from rooms.app.stores import open_own_broker, open_sealing
+from rooms.app.stores import open_own_broker, open_sealing, process_registration
 from rooms.clock import SystemClock
 from rooms.domain.ids import IdGenerator
 from rooms.metrics import Metrics

@@ -14,7 +14,7 @@ from rooms.cli.options import find_message
 
 if TYPE_CHECKING:
     from rooms.cli.output import Output
-    from rooms.evidence.keys import PublicKey
+    from rooms.evidence.jose import PublicKey
     from rooms.evidence.receipt import VerifiedReceipt
 
 _JWKS: Final = "/.well-known/jwks.json"
@@ -80,7 +80,7 @@ def verify(
     With --jwks FILE no network is used. Without --publisher-key, the installation vouches for the
     key of the publisher. The exit code is 1 where the receipt is not proved.
     """
-    from rooms.evidence.keys import EvidenceError
+    from rooms.evidence.jose import EvidenceError
     from rooms.evidence.receipt import MAX_RECEIPT_BYTES, verify_receipt
 
     text = _receipt_text(_read(path, MAX_RECEIPT_BYTES))
@@ -159,7 +159,7 @@ def _receipt_text(content: bytes) -> str:
 
 
 def _keys(source: str) -> Mapping[str, "PublicKey"]:
-    from rooms.evidence.keys import EvidenceError
+    from rooms.evidence.jose import EvidenceError
     from rooms.evidence.receipt import read_keys
 
     is_url = source.lower().startswith(("http://", "https://"))

@@ -13,7 +13,7 @@ from rooms.cli.errors import CliError
 from rooms.cli.options import Paging, paging_options, path_segment
 
 if TYPE_CHECKING:
-    from rooms.evidence.keys import SigningKey
+    from rooms.evidence.jose import SigningKey
 
 _ALGORITHMS: Final = ("EdDSA", "ES256")
 _MAX_BYTES: Final = 1 << 16
@@ -40,7 +40,7 @@ def signing_key() -> None:
 @pass_session
 def generate(session: CliSession, /, *, path: str, algorithm: str) -> None:
     """Write a new private key to FILE, which only you may read. It stays on this machine."""
-    from rooms.evidence.keys import generate_key
+    from rooms.evidence.jose import generate_key
 
     made = generate_key(algorithm)
     try:
@@ -103,8 +103,8 @@ def revoke(session: CliSession, /, *, kid: str) -> None:
 
 def read_private_key(path: str) -> "SigningKey":
     """Return the private key in a file. CliError: it cannot be read, or is none."""
-    from rooms.evidence.keys import EvidenceError
-    from rooms.evidence.keys import signing_key as parse
+    from rooms.evidence.jose import EvidenceError
+    from rooms.evidence.jose import signing_key as parse
 
     try:
         return parse(_read_jwk(path))

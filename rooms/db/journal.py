@@ -19,8 +19,7 @@ from sqlalchemy.sql import func
 from rooms.db.connection import transaction
 from rooms.db.connection_shares import wait_for_share
 from rooms.db.statement_parts import rows_as_json
-from rooms.db.tables.journal import journal, journal_heads
-from rooms.db.tables.organisations import organisations
+from rooms.db.tables.organisations import journal, journal_heads, organisations
 from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import (
     FIRST_HASH,

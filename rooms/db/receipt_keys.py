@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from rooms.db.connection import transaction
 from rooms.db.sealing import receipt_key_purpose
 from rooms.db.secrets import Cipher
-from rooms.db.tables.evidence import receipt_keys
+from rooms.db.tables.organisations import receipt_keys
 from rooms.errors import StorageRefusedError
-from rooms.evidence.keys import (
+from rooms.evidence.jose import (
     PublicKey,
     SigningKey,
     ed25519_key,

@@ -2,8 +2,8 @@
 
 Nothing here has a database or a network: what verifies a receipt needs the receipt and keys.
 
-keys                public and private keys as JWK (RFC 7517), named by their thumbprint (RFC 7638)
-jws                 JSON Web Signatures (RFC 7515), compact, EdDSA and ES256
+jose                public and private keys as JWK (RFC 7517), named by their thumbprint (RFC 7638),
+                    and JSON Web Signatures (RFC 7515), compact, EdDSA and ES256
 message_signature   what a publisher signs: a message's identity and the hash of its payload
 receipt             what the installation signs: what it accepted, and what became of it
 """

@@ -10,8 +10,7 @@ from typing import Final
 
 import msgspec
 
-from rooms.evidence.jws import Jws, read_jws, sign
-from rooms.evidence.keys import EvidenceError, PublicKey, SigningKey
+from rooms.evidence.jose import EvidenceError, Jws, PublicKey, SigningKey, read_jws, sign
 
 TYPE: Final = "rooms-message+jws"
 HEADER: Final = "Rooms-Publisher-Signature"

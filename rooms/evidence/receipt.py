@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rooms.evidence.jws import read_jws, sign
-from rooms.evidence.keys import EvidenceError, PublicKey, SigningKey, public_key
+from rooms.evidence.jose import EvidenceError, PublicKey, SigningKey, public_key, read_jws, sign
 from rooms.evidence.message_signature import (
     MessageIdentity,
     SignedStatement,

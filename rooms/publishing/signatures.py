@@ -12,8 +12,7 @@ from typing import Final
 from rooms.db.catalog.signing_keys import SigningKeyRecord
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.principal import Principal
-from rooms.evidence.jws import Jws
-from rooms.evidence.keys import EvidenceError, PublicKey, public_key
+from rooms.evidence.jose import EvidenceError, Jws, PublicKey, public_key
 from rooms.evidence.message_signature import (
     MessageIdentity,
     payload_hash,

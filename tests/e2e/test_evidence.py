@@ -1,6 +1,6 @@
 """A signed message from outside: what its webhook carries, and what its receipt proves."""
 
-from rooms.evidence.keys import generate_key, public_key
+from rooms.evidence.jose import generate_key, public_key
 from rooms.evidence.message_signature import (
     HEADER,
     MessageIdentity,

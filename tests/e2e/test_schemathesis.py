@@ -15,7 +15,7 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from delivery.pull.requests import MAX_WAIT_MS
-from rooms.evidence.keys import generate_key
+from rooms.evidence.jose import generate_key
 from tests.support.room import EVENT_TYPE, Place
 from tests.support.service import Service
 from tests.support.webhook_sink import Sink

@@ -1,14 +1,19 @@
-"""Count rows into the state of their partitions, by SQL.
+"""Count rows into the state of their partitions, by SQL, and store the state as Parquet.
 
 Each query is about the view `rows`. Sums, minima and ORs of integers merge exactly, as in Spark.
 Ranges of numbers and sorted latencies take the place of Spark's words of bits and sketches.
 """
 
+import os
 from typing import Final
+
+import duckdb
 
 from delivery.analytics.findings.cells import CELL_S, LOGGED
 from delivery.analytics.findings.series import BIN_S
+from delivery.analytics.local.files import LocalOutput
 from delivery.analytics.runs.conformance import CODES, FINAL_KINDS, STEP_STARTS
+from delivery.analytics.runs.manifest import Manifest, state_folder
 from delivery.analytics.runs.outcomes import CREATION_KINDS, END_KINDS
 from delivery.analytics.runs.tables import COUNTED, SERVICE
 from rooms.domain.state_machine import LogKind
@@ -132,3 +137,52 @@ STATE_QUERIES: Final = {
 """The query of each table of the state, but for `names`."""
 NAMES: Final = "names"
 """The table of the names of keys: (part, what, key, name)."""
+STATE_TABLES: Final = (*STATE_QUERIES, NAMES)
+
+
+def write_query(
+    connection: duckdb.DuckDBPyConnection, query: str, files: LocalOutput, folder: str
+) -> None:
+    """Write the rows of a query as the table in a folder below the output."""
+    path = files.path(f"{folder}/part-0.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection.execute(f"COPY ({query}) TO {quoted(str(path))} (FORMAT parquet, COMPRESSION zstd)")
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # or a manifest could outlive its table at a loss of power
+
+
+def quoted(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def make_views(
+    connection: duckdb.DuckDBPyConnection, files: LocalOutput, manifest: Manifest
+) -> None:
+    """Make a view for each table of the state: the rows of all partitions, from their last runs."""
+    for table in STATE_TABLES:
+        connection.execute(f"CREATE OR REPLACE VIEW {table} AS {_current(files, manifest, table)}")
+
+
+def _current(files: LocalOutput, manifest: Manifest, table: str) -> str:
+    found = (
+        f"SELECT * FROM read_parquet({quoted(_path(files, run, table))})"
+        f" WHERE part IN ({', '.join(map(str, parts))})"
+        for run, parts in manifest.parts_by_run().items()
+    )
+    return " UNION ALL BY NAME ".join(found)
+
+
+def _path(files: LocalOutput, run: int, table: str) -> str:
+    return str(files.path(f"{state_folder(run)}/{table}/part-0.parquet"))
+
+
+def compact(
+    connection: duckdb.DuckDBPyConnection, files: LocalOutput, manifest: Manifest
+) -> Manifest:
+    """Merge the rows of all runs into the next one. Return the manifest, which the caller saves."""
+    into = manifest.next_run
+    for table in STATE_TABLES:
+        query = _current(files, manifest, table)
+        write_query(connection, query, files, f"{state_folder(into)}/{table}")
+    return manifest.compacted(into)

@@ -11,11 +11,10 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
-from delivery.analytics.local.counting import NAMES, STATE_QUERIES
+from delivery.analytics.local.counting import NAMES, STATE_QUERIES, compact, write_query
 from delivery.analytics.local.files import LocalOutput
 from delivery.analytics.local.publish import LocalPublisher
 from delivery.analytics.local.rows import SegmentRows
-from delivery.analytics.local.state import compact, write_query
 from delivery.analytics.runs.engine import CountedPartitions, OnStatus, Publication
 from delivery.analytics.runs.errors import LocalFailedError
 from delivery.analytics.runs.manifest import LOCAL, Manifest, Partition, state_folder

@@ -9,8 +9,8 @@ import pyarrow as pa
 from delivery.analytics.findings import advice, results
 from delivery.analytics.findings.cells import AttemptCells
 from delivery.analytics.local import queries
+from delivery.analytics.local.counting import make_views, quoted, write_query
 from delivery.analytics.local.files import LocalOutput
-from delivery.analytics.local.state import make_views, quoted, write_query
 from delivery.analytics.runs.conformance import CODES, is_legal
 from delivery.analytics.runs.engine import OnStatus, Publication, run_folder
 from delivery.analytics.runs.small_tables import checked_names, rows_of_table, small_file

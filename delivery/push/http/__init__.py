@@ -10,7 +10,7 @@ A request goes through the files in this order:
     connection      one HTTP/1.1 exchange at a time; counts every byte of a response
 
 `signing` computes the signatures, which `delivery.push.endpoints` puts into the headers.
-`target_policy` holds the operator's settings for addresses, ports and resolvers.
+`ssrf.TargetPolicy` holds the operator's settings for addresses, ports and resolvers.
 
 | failure | result |
 | --- | --- |

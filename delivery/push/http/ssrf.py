@@ -1,15 +1,18 @@
 """Guard against server-side request forgery: webhooks reach public and allowed addresses only.
 
-Names are resolved here, and the client dials only addresses that were vetted here.
+Names are resolved here, and the client dials only addresses that were vetted here. The operator's
+settings for that are a `TargetPolicy`, which can be passed to another process as text.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import Final
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, Self
 
 from delivery.push.errors import (
     BlockedError,
@@ -19,15 +22,18 @@ from delivery.push.errors import (
 )
 from delivery.push.http.bulkhead import LimitScope
 from delivery.push.http.dns import (
+    ORGANISATION_LOOKUPS,
     DnsCache,
     DnsLookups,
     DnsResolver,
     DnsResult,
     LookupLimits,
     Resolver,
+    SystemResolver,
 )
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import REFUSED_PORTS, PushUrl, ends_in_number
+from rooms.settings import Settings
 
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
@@ -365,3 +371,70 @@ def _parse_literal(host: str) -> IpAddress | None:
                 f"{host} is no plain IP address: write four decimal numbers, or IPv6 without zone"
             ) from None
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetPolicy:
+    """Define which targets webhooks may reach, and how names are resolved."""
+
+    allow: tuple[IpNetwork, ...] = ()
+    """Networks that webhooks may reach in addition to the public ones."""
+    refuse_ports: frozenset[int] = REFUSED_PORTS
+    system_resolver: bool = False
+    """Resolve names with libc in place of c-ares."""
+    organisation_lookups: int = ORGANISATION_LOOKUPS
+    """Concurrent lookups per organisation."""
+
+    @contextmanager
+    def open_guard(
+        self,
+        *,
+        observe: Callable[[str], None] = lambda _outcome: None,
+        on_wait: Callable[[LimitScope], None] = lambda _scope: None,
+    ) -> Iterator[SsrfGuard]:
+        """Open a guard with a resolver of its own."""
+        resolver = SystemResolver() if self.system_resolver else DnsResolver()
+        limits = LookupLimits(per_organisation=self.organisation_lookups)
+        try:
+            yield SsrfGuard(
+                self.allow,
+                refuse_ports=self.refuse_ports,
+                resolver=resolver,
+                limits=limits,
+                observe=observe,
+                on_wait=on_wait,
+            )
+        finally:
+            resolver.close()
+
+    def to_text(self) -> str:
+        """Return the policy as one command-line argument."""
+        return json.dumps(
+            {
+                "allow": [str(network) for network in self.allow],
+                "refuse_ports": sorted(self.refuse_ports),
+                "system_resolver": self.system_resolver,
+                "organisation_lookups": self.organisation_lookups,
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Parse the output of `to_text`."""
+        fields = json.loads(text)
+        return cls(
+            allow=tuple(ip_network(network) for network in fields["allow"]),
+            refuse_ports=frozenset(fields["refuse_ports"]),
+            system_resolver=fields["system_resolver"],
+            organisation_lookups=fields["organisation_lookups"],
+        )
+
+
+def target_policy(settings: Settings) -> TargetPolicy:
+    """Return the policy of the settings, which the API and the worker share."""
+    return TargetPolicy(
+        allow=settings.allow_targets,
+        refuse_ports=settings.refuse_ports,
+        system_resolver=settings.resolver == "system",
+        organisation_lookups=settings.organisation_lookups,
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from delivery.push.http.client import HttpSender
-from delivery.push.http.target_policy import TargetPolicy
+from delivery.push.http.ssrf import TargetPolicy
 from delivery.push.sandbox.process import encode_frame, read_frame
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from delivery.push.errors import AttemptCrashedError, SandboxUnavailableError
-from delivery.push.http.target_policy import TargetPolicy
+from delivery.push.http.ssrf import TargetPolicy
 from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl

@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.db.tables.magazines import shovel_schedules
+from rooms.db.tables.messages import sidelined
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import rooms, subscriptions
-from rooms.db.tables.work import sidelined
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.job import JobKind, JobState
 from rooms.domain.state_machine import SubscriptionStatus

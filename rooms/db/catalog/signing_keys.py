@@ -13,8 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
-from rooms.db.tables.evidence import signing_keys
-from rooms.db.tables.organisations import organisations
+from rooms.db.tables.organisations import organisations, signing_keys
 from rooms.domain.ids import OrganisationId
 from rooms.errors import ConflictError, NotFoundError
 

@@ -32,12 +32,11 @@ from rooms.db.catalog import handler_queues as queue_records
 from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog import subscriptions as subscription_records
 from rooms.db.jobs.jobs import create_job
-from rooms.db.tables.analysis import analysis_rows
-from rooms.db.tables.evidence import signing_keys
 from rooms.db.tables.magazines import queues, shovel_schedules
-from rooms.db.tables.organisations import api_keys, jobs, organisations, sign_in_links
+from rooms.db.tables.messages import lanes
+from rooms.db.tables.organisations import api_keys, jobs, organisations, sign_in_links, signing_keys
 from rooms.db.tables.rooms import grants, rooms, subscription_history, subscriptions
-from rooms.db.tables.work import lanes
+from rooms.db.tables.usage import analysis_rows
 from rooms.domain.ids import JobId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
 from rooms.domain.room import Room

@@ -6,7 +6,7 @@ Each is bounded by a page, by a limit of rows to count, or by a cache.
     messages, deliveries        messages, deliveries, log_entries     lists, timelines, redelivery
     throttle                    lanes, held, ordered_keys             lanes and ordering keys
     failures                    all work tables                       failing subscriptions
-    stats, organisation_stats   all work tables                       what waits, and for how long
+    stats, subscription_counts  all work tables                       what waits, and for how long
     analytics                   analysis_runs, analysis_rows          results of the analysis
     log_export                  log_entries, log_exports, log_export_writers
 

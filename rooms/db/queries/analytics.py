@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.connection import psycopg_url
 from rooms.db.queries.messages import event_type_conditions
-from rooms.db.tables.analysis import analysis_rows, analysis_runs
+from rooms.db.tables.usage import analysis_rows, analysis_runs
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.errors import StorageUnavailableError

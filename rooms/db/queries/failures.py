@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.queries.organisation_stats import (
+from rooms.db.queries.subscription_counts import (
     IS_OWN,
     MAX_ROWS_READ,
     OWN_SUBSCRIPTIONS,

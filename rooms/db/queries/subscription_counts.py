@@ -1,18 +1,53 @@
-"""Count the deliveries of one subscription, or of a room, by what they wait for."""
+"""Count what waits: for one subscription, in a room, or for an organisation's subscriptions.
+
+The counts of an organisation are those of `rooms.db.queries.stats`, in its own rooms and in those
+of others.
+"""
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from rooms.db.queries.organisation_stats import MAX_ROWS_READ
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.db.connection import transaction
+from rooms.db.queries.stats import CACHE_S, QueueStats
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.domain.room import OPERATIONAL_NAME
 
+MAX_ROWS_COUNTED: Final = 100_000
+"""The most rows counted of each table, which limits what an organisation's requests may cost."""
+MAX_ROWS_READ: Final = 1_000_000
+"""The most rows of a room's outbox or leases in which own ones are searched.
+
+They have no index by subscription. A room in which more wait is not counted to the end.
+"""
+_MAX_CACHED: Final = 1000
+_TYPES_BY_BIT: Final = ("push", "pull")
+
+IS_OWN: Final = f"""s.organisation_id = :organisation
+        AND (CAST(:rooms AS int4[]) IS NULL OR s.room_id = ANY (CAST(:rooms AS int4[])))
+        AND (CAST(:subscriptions AS uuid[]) IS NULL OR s.id = ANY (CAST(:subscriptions AS uuid[])))
+        AND NOT (CAST(:portal AS bool) AND s.operational AND s.name = '{OPERATIONAL_NAME}')"""
+"""The condition that a principal may use the subscription `s`, by `own_parameters`."""
+OWN_SUBSCRIPTIONS: Final = f"SELECT s.room_id, s.id FROM subscriptions s WHERE {IS_OWN}"  # noqa: S608 - a constant
+"""Select the subscriptions that a principal may use."""
+_COUNT_UP_TO: Final = text(
+    f"SELECT count(*) FROM ({OWN_SUBSCRIPTIONS} AND s.status <> 'deleted' LIMIT :most) s"  # noqa: S608
+)
+# Each room costs a look into the primary key of outbox and leases, and each subscription one into
+# the indexes of the others.
+_MINE: Final = f"WITH s AS MATERIALIZED ({OWN_SUBSCRIPTIONS})"
+_IN_ROOMS: Final = """(SELECT DISTINCT room_id FROM s) r CROSS JOIN LATERAL (
+        SELECT o.* FROM (SELECT * FROM {table} WHERE room_id = r.room_id LIMIT {read}) o
+        WHERE o.subscription_id IN (SELECT s.id FROM s WHERE s.room_id = r.room_id) LIMIT {most}
+    ) o"""
 MAX_COUNTED: Final = 100_000
 """So many rows of a kind are counted."""
 
@@ -43,6 +78,124 @@ SELECT (SELECT count(*) FROM (SELECT FROM outbox o WHERE o.room_id = :room LIMIT
     (SELECT count(*) FROM (SELECT FROM event_types e WHERE e.room_id = :room LIMIT :most) e) AS event_types,
     (SELECT count(*) FROM (SELECT FROM messages m WHERE m.room_id = :room LIMIT :most) m) AS messages
 """)
+
+
+def _in_rooms(table: str) -> str:
+    return _IN_ROOMS.format(table=table, read=MAX_ROWS_READ, most=MAX_ROWS_COUNTED)
+
+
+_ORGANISATION_QUEUES: Final = text(f"""
+    {_MINE}
+    SELECT kind & 1, count(*), count(*) FILTER (WHERE abandoned > 1), count(*) FILTER (WHERE due_at > now()),
+        count(*) FILTER (WHERE claimed_until > now() AND kind NOT IN (2, 3)),
+        coalesce(extract(epoch FROM now() - min(due_at) FILTER (WHERE due_at <= now())), 0)::float8
+    FROM (SELECT o.kind, o.abandoned, o.due_at, o.claimed_until FROM {_in_rooms("outbox")} LIMIT {MAX_ROWS_COUNTED}) o GROUP BY 1
+""")  # noqa: S608 - constants of this package
+_BY_REASON: Final = """
+    {mine}
+    SELECT reason, count(*) FROM (SELECT o.reason FROM s CROSS JOIN LATERAL (
+        SELECT h.reason FROM {table} h WHERE h.subscription_id = s.id AND -h.room_id = -s.room_id LIMIT {most}
+    ) o LIMIT {most}) o GROUP BY 1
+"""
+_ORGANISATION_HELD: Final = text(_BY_REASON.format(mine=_MINE, table="held", most=MAX_ROWS_COUNTED))
+_ORGANISATION_SIDELINED: Final = text(
+    _BY_REASON.format(mine=_MINE, table="sidelined", most=MAX_ROWS_COUNTED)
+)
+_ORGANISATION_LEASED: Final = text(f"""
+    {_MINE}
+    SELECT count(*) FROM (SELECT FROM {_in_rooms("leases")} LIMIT {MAX_ROWS_COUNTED}) o
+""")  # noqa: S608 - constants of this package
+
+_Whose = tuple[OrganisationId, frozenset[RoomId] | None, frozenset[SubscriptionId] | None, bool]
+
+
+def own_parameters(principal: Principal) -> dict[str, Any]:
+    """Return the parameters of `IS_OWN`."""
+    rooms, subscriptions = principal.rooms, principal.subscriptions
+    return {
+        "organisation": principal.organisation_id,
+        "rooms": None if rooms is None else sorted(rooms),
+        "subscriptions": None if subscriptions is None else sorted(subscriptions),
+        "portal": principal.is_portal,
+    }
+
+
+async def has_more_subscriptions(
+    connection: AsyncConnection, whose: Mapping[str, Any], count: int
+) -> bool:
+    """Return whether a principal, by `own_parameters`, may use more than `count` subscriptions."""
+    found = await connection.scalar(_COUNT_UP_TO, {**whose, "most": count + 1})
+    return int(found or 0) > count
+
+
+class OrganisationStats:
+    """Count what waits for an organisation, at most once in `CACHE_S`.
+
+    A key that is restricted to rooms or subscriptions gets counts of these, and a portal of what it
+    shows.
+    """
+
+    def __init__(self, engine: AsyncEngine, monotonic: Callable[[], float]) -> None:
+        self._engine = engine
+        self._monotonic = monotonic
+        self._cache: dict[_Whose, tuple[QueueStats, float]] = {}
+        self._locks: dict[_Whose, asyncio.Lock] = {}
+
+    async def counts(self, principal: Principal) -> QueueStats:
+        """Return what waits now, or did a few seconds ago.
+
+        StorageUnavailableError, StorageRefusedError.
+        """
+        whose = (
+            principal.organisation_id,
+            principal.rooms,
+            principal.subscriptions,
+            principal.is_portal,
+        )
+        lock = self._locks.setdefault(whose, asyncio.Lock())
+        try:
+            async with lock:
+                counts, until = self._cache.get(whose, (None, 0.0))
+                if counts is None or self._monotonic() >= until:
+                    counts = await self._count(principal)
+                    self._store(whose, counts)
+                return counts
+        finally:
+            if not lock.locked():
+                self._locks.pop(whose, None)
+
+    def _store(self, whose: _Whose, counts: QueueStats) -> None:
+        self._cache.pop(whose, None)
+        if len(self._cache) >= _MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
+        self._cache[whose] = counts, self._monotonic() + CACHE_S
+
+    async def _count(self, principal: Principal) -> QueueStats:
+        whose = own_parameters(principal)
+        async with transaction(self._engine) as connection:
+            queues = {
+                row[0]: tuple(row[1:])
+                for row in await connection.execute(_ORGANISATION_QUEUES, whose)
+            }
+            held = dict(tuple(row) for row in await connection.execute(_ORGANISATION_HELD, whose))
+            sidelined = dict(
+                tuple(row) for row in await connection.execute(_ORGANISATION_SIDELINED, whose)
+            )
+            leased = await connection.scalar(_ORGANISATION_LEASED, whose)
+        rows = {
+            kind: queues.get(number, (0, 0, 0, 0, 0.0)) for number, kind in enumerate(_TYPES_BY_BIT)
+        }
+        return QueueStats(
+            up=True,
+            depth={kind: row[0] for kind, row in rows.items()},
+            crash_looping=sum(row[1] for row in rows.values()),
+            not_due={kind: row[2] for kind, row in rows.items()},
+            claimed={kind: row[3] for kind, row in rows.items()},
+            oldest_s={kind: row[4] for kind, row in rows.items()},
+            held=held,
+            sidelined=sidelined,
+            leased=leased or 0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.queries.organisation_stats import (
+from rooms.db.queries.subscription_counts import (
     OWN_SUBSCRIPTIONS,
     has_more_subscriptions,
     own_parameters,

@@ -20,9 +20,8 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.sideline.entries import EntryRef
-from rooms.db.tables.messages import deliveries, messages
+from rooms.db.tables.messages import deliveries, messages, sidelined
 from rooms.db.tables.rooms import rooms, subscriptions
-from rooms.db.tables.work import sidelined
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
 from rooms.domain.magazine import Slot
 from rooms.domain.principal import Principal

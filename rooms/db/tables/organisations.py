@@ -1,9 +1,10 @@
-"""Declare the tables of organisations, of their API keys, and of their jobs."""
+"""Declare the tables of organisations, their API keys, jobs and journals, and of signing keys."""
 
 from typing import Final
 
 from sqlalchemy import (
     ARRAY,
+    JSON,
     Column,
     DateTime,
     ForeignKey,
@@ -20,6 +21,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from rooms.db.tables.columns import (
     big_column,
+    bytes_column,
     flag_column,
     id_column,
     int_column,
@@ -117,4 +119,63 @@ jobs: Final = Table(
     Column("position", JSONB(none_as_null=True), nullable=True),
     time_or_null("snoozed_until"),
     PrimaryKeyConstraint("id"),
+)
+signing_keys: Final = Table(
+    "signing_keys",
+    metadata,
+    Column("organisation_id", Uuid(as_uuid=False), ForeignKey("organisations.id"), nullable=False),
+    text_column("kid"),
+    text_column("name"),
+    Column("jwk", JSON, nullable=False),
+    time_column("created_at"),
+    time_or_null("revoked_at"),
+    PrimaryKeyConstraint("organisation_id", "kid"),
+)
+"""Public keys of organisations, also revoked ones."""
+
+receipt_keys: Final = Table(
+    "receipt_keys",
+    metadata,
+    text_column("kid"),
+    Column("jwk", JSON, nullable=False),
+    bytes_column("encrypted_key", null=True),
+    time_column("created_at"),
+    time_or_null("retired_at"),
+    PrimaryKeyConstraint("kid"),
+)
+"""The installation's own keys; the one that is not retired signs."""
+journal: Final = Table(
+    "journal",
+    metadata,
+    id_column("organisation_id"),
+    big_column("seq"),
+    id_column("id"),
+    Column("at", DateTime(timezone=True), nullable=False),
+    text_column("actor_kind"),
+    id_column("actor_id", null=True),
+    text_column("actor_name"),
+    id_column("actor_organisation_id", null=True),
+    text_column("application", null=True),
+    text_column("source", null=True),
+    text_column("request_id", null=True),
+    text_column("action"),
+    text_column("object"),
+    Column("before", JSON(none_as_null=True), nullable=True),
+    Column("after", JSON(none_as_null=True), nullable=True),
+    text_column("outcome"),
+    text_column("reason", null=True),
+    bytes_column("previous_hash"),
+    bytes_column("hash"),
+    PrimaryKeyConstraint("organisation_id", "seq"),
+)
+
+journal_heads: Final = Table(
+    "journal_heads",
+    metadata,
+    id_column("organisation_id"),
+    big_column("seq"),
+    bytes_column("previous_hash"),
+    bytes_column("hash"),
+    big_column("kept_from", default="1"),
+    PrimaryKeyConstraint("organisation_id"),
 )

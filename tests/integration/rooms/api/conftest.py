@@ -29,8 +29,8 @@ from rooms.db.catalog.api_keys import create_key, new_key
 from rooms.db.catalog.organisations import ensure_organisation
 from rooms.db.connection import open_connection, open_engine, transaction
 from rooms.db.notify import Notifier
-from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CachedStats
+from rooms.db.queries.subscription_counts import OrganisationStats
 from rooms.db.readiness import WriteCheck
 from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.secrets import Cipher

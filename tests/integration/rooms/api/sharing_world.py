@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rooms.domain.state_machine import Scope
-from rooms.evidence.keys import generate_key
+from rooms.evidence.jose import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key
 from tests.integration.rooms.api.sign_in import make_session
 

@@ -15,8 +15,15 @@ from rooms.db.secrets import Cipher
 from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.errors import ConflictError, InvalidError
-from rooms.evidence.jws import read_jws, sign
-from rooms.evidence.keys import ALGORITHMS, EvidenceError, PublicKey, SigningKey, generate_key
+from rooms.evidence.jose import (
+    ALGORITHMS,
+    EvidenceError,
+    PublicKey,
+    SigningKey,
+    generate_key,
+    read_jws,
+    sign,
+)
 from rooms.evidence.message_signature import (
     HEADER,
     MessageIdentity,

@@ -14,7 +14,7 @@ import pytest
 from rooms.api.app import route_handlers
 from rooms.api.auth import DATA_PLANE
 from rooms.domain.state_machine import Scope
-from rooms.evidence.keys import generate_key
+from rooms.evidence.jose import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key, open_api, room_body
 from tests.integration.rooms.api.members import Member, accepted, grant, member, subscribe
 from tests.integration.rooms.api.sign_in import make_session

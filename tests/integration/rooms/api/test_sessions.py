@@ -16,7 +16,7 @@ from rooms.db.connection import transaction
 from rooms.domain.role import SCOPES, Role, scopes_of
 from rooms.domain.state_machine import Scope
 from rooms.errors import UnauthenticatedError
-from rooms.evidence.keys import decode_bytes
+from rooms.evidence.jose import decode_bytes
 from tests.integration.rooms.api.conftest import Api, make_key, room_body
 from tests.integration.rooms.api.sign_in import begin, follow, make_session, token_of
 from tests.integration.rooms.api.test_keys import Seconds

@@ -8,8 +8,8 @@ import pytest
 
 from delivery.leadership.postgres import PostgresElection
 from rooms.db.queries import failures
-from rooms.db.queries.organisation_stats import OrganisationStats
 from rooms.db.queries.stats import CACHE_S
+from rooms.db.queries.subscription_counts import OrganisationStats
 from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import Scope
 from tests.integration.rooms.api.conftest import Api, make_key
@@ -413,7 +413,7 @@ async def test_the_backlog_of_an_organisation_is_counted_at_intervals_and_bounde
     assert await backlogs.counts(owner) is first
     now_s += 1
     assert (await backlogs.counts(owner)).depth == {"push": 1, "pull": 0}
-    monkeypatch.setattr("rooms.db.queries.organisation_stats._MAX_CACHED", 1)
+    monkeypatch.setattr("rooms.db.queries.subscription_counts._MAX_CACHED", 1)
     narrow = replace(owner, rooms=frozenset({RoomId(room + 1)}))
     assert (await backlogs.counts(narrow)).depth == {"push": 0, "pull": 0}
     assert [whose[1] for whose in backlogs._cache] == [narrow.rooms]

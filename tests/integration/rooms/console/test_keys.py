@@ -2,7 +2,7 @@
 
 import json
 
-from rooms.evidence.keys import generate_key
+from rooms.evidence.jose import generate_key
 from tests.integration.rooms.console.browser import Browser, Document
 from tests.integration.rooms.console.platform_key import HOSTILE, SHOWN
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rooms.app.registration import process_registration
+from rooms.app.stores import process_registration
 from rooms.backends import DATABASE, VARIABLES, Backends, ProcessRecord
 from rooms.cli.backends import environment_installation
 from rooms.cli.context import DATABASE_URL_FILE, CliSession
@@ -122,7 +122,7 @@ async def test_process_on_other_stores_warns_once_and_continues(
     await entered(
         database, process("one", dataclasses.replace(OURS, broker="stomp://***@127.0.0.1:1"))
     )
-    with caplog.at_level(logging.WARNING, "rooms.app.registration"):
+    with caplog.at_level(logging.WARNING, "rooms.app.stores"):
         async with registered_there(database, "serve", settings()):
 
             async def confirmed_again() -> bool:

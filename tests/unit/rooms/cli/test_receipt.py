@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rooms.evidence.keys import public_key
+from rooms.evidence.jose import public_key
 from rooms.evidence.message_signature import (
     MessageIdentity,
     payload_hash,

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.evidence.jws import read_jws, sign
-from rooms.evidence.keys import (
+from rooms.evidence.jose import (
     ALGORITHMS,
     GRACE_S,
     EvidenceError,
@@ -21,6 +20,8 @@ from rooms.evidence.keys import (
     end_of,
     generate_key,
     public_key,
+    read_jws,
+    sign,
     signing_key,
 )
 from rooms.evidence.message_signature import (

@@ -8,8 +8,7 @@ import pytest
 from delivery.push.http.bulkhead import LimitScope
 from delivery.push.http.client import HttpSender
 from delivery.push.http.connection import HttpLimits
-from delivery.push.http.ssrf import IpNetwork, SsrfGuard
-from delivery.push.http.target_policy import TargetPolicy
+from delivery.push.http.ssrf import IpNetwork, SsrfGuard, TargetPolicy
 from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 import pytest
 
 from delivery.push.errors import AttemptCrashedError, SandboxUnavailableError
-from delivery.push.http.target_policy import TargetPolicy
+from delivery.push.http.ssrf import TargetPolicy
 from delivery.push.sandbox.process import SandboxProcess
 from rooms.domain.attempt import ErrorClass
 from rooms.domain.ids import OrganisationId

@@ -1,6 +1,10 @@
-"""Read and write signing keys as JWK: Ed25519 (RFC 8037) and P-256 (RFC 7518).
+"""Read and write signing keys as JWK, and sign and verify compact JSON Web Signatures with them.
 
-A key is named by its SHA-256 thumbprint (RFC 7638), so a `kid` cannot name another key.
+Keys are for Ed25519 (RFC 8037) and P-256 (RFC 7518). A key is named by its SHA-256 thumbprint
+(RFC 7638), so a `kid` cannot name another key.
+
+The header of a signature (RFC 7515) has `alg`, `kid` and `typ`, and nothing else: what it could say
+besides, such as a key to verify with or a critical extension, is refused.
 """
 
 import hashlib
@@ -10,7 +14,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -20,8 +24,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     generate_private_key,
 )
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from jwt import PyJWS
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm
-from jwt.exceptions import PyJWTError
+from jwt.exceptions import InvalidSignatureError, PyJWTError
 
 EDDSA: Final = "EdDSA"
 ES256: Final = "ES256"
@@ -52,6 +57,7 @@ _SMALL_ORDER: Final = frozenset(
 
 Public = Ed25519PublicKey | EllipticCurvePublicKey
 Private = Ed25519PrivateKey | EllipticCurvePrivateKey
+_jws: Final = PyJWS(algorithms=ALGORITHMS)
 
 
 class EvidenceError(ValueError):
@@ -244,6 +250,68 @@ def signing_key(jwk: Mapping[str, Any]) -> SigningKey:
         raise EvidenceError(f"it is no key: {exc}") from exc
     assert isinstance(key, Ed25519PrivateKey | EllipticCurvePrivateKey)
     return SigningKey(public, key)
+
+
+class JwsHeader(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Describe the protected header of a JWS."""
+
+    alg: str
+    kid: Annotated[str, msgspec.Meta(pattern=rf"\A{KID_PATTERN}\Z")]
+    typ: str
+
+
+_headers: Final = msgspec.json.Decoder(JwsHeader)
+
+
+@dataclass(frozen=True, slots=True)
+class Jws:
+    """Hold a JWS whose header was read, and that is not verified yet."""
+
+    text: str
+    header: JwsHeader
+
+    def verify(self, key: PublicKey) -> bytes:
+        """Return the signed bytes. EvidenceError: the key did not sign them."""
+        if self.header.kid != key.kid:
+            raise EvidenceError(f"it names the key {self.header.kid}, and not {key.kid}")
+        if self.header.alg != key.algorithm:
+            raise EvidenceError(
+                f"its algorithm is {self.header.alg!r}; the key {key.kid} is for {key.algorithm}"
+            )
+        try:
+            payload = _jws.decode_complete(self.text, key.key, algorithms=[key.algorithm])
+        except InvalidSignatureError as exc:
+            raise EvidenceError(
+                f"it was not made by the key {key.kid}, or was changed since"
+            ) from exc
+        except PyJWTError as exc:
+            raise EvidenceError(f"it is no JWS: {ascii(str(exc))[1:-1]}") from exc
+        found: bytes = payload["payload"]
+        return found
+
+
+def read_jws(text: str, kind: str) -> Jws:
+    """Return a JWS of a type. EvidenceError: it is malformed, or of another type or algorithm."""
+    try:
+        _jws.get_unverified_header(text)
+        header = _headers.decode(decode_bytes(text.partition(".")[0]))
+    except msgspec.ValidationError as exc:
+        raise EvidenceError(
+            f"its header must have alg, kid (a thumbprint by RFC 7638) and typ, and no more: {exc}"
+        ) from exc
+    except (PyJWTError, msgspec.DecodeError, ValueError, RecursionError) as exc:
+        raise EvidenceError(f"it is no compact JWS: {ascii(str(exc))[1:-1]}") from exc
+    if header.alg not in ALGORITHMS:
+        raise EvidenceError(f"its algorithm is {header.alg[:40]!r}; use {' or '.join(ALGORITHMS)}")
+    if header.typ != kind:
+        raise EvidenceError(f"its typ is {header.typ[:40]!r}; it must be {kind!r}")
+    return Jws(text, header)
+
+
+def sign(payload: bytes, key: SigningKey, kind: str) -> str:
+    """Return a JWS of a type over `payload`."""
+    headers = {"kid": key.public.kid, "typ": kind}
+    return _jws.encode(payload, key.key, algorithm=key.public.algorithm, headers=headers)
 
 
 def encode_bytes(value: bytes) -> str:
