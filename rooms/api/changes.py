@@ -27,8 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE, Caller, ServicesDep
 from rooms.api.deps import ApiServices
-from rooms.db.connection import transaction
-from rooms.db.connection_shares import without_share
+from rooms.db.connection import transaction, without_share
 from rooms.db.journal import append, bounded, has_entry
 from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome

@@ -10,7 +10,7 @@ from rooms.api.callers import CallerAuthenticator
 from rooms.api.proxies import TrustedProxies
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.db.authentication import ApiKeyAuthenticator
-from rooms.db.connection_shares import ConnectionShares
+from rooms.db.connection import ConnectionShares
 from rooms.db.notify import Notifier
 from rooms.db.queries.stats import CachedStats
 from rooms.db.queries.subscription_counts import OrganisationStats

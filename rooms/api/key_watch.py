@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from rooms.api.deps import ApiServices
-from rooms.db.connection_shares import wait_for_share
+from rooms.db.connection import wait_for_share
 from rooms.db.principals import KeyStanding
 from rooms.domain.principal import Principal
 from rooms.errors import UnauthenticatedError

@@ -19,8 +19,7 @@ from rooms.api.key_watch import while_key_lasts
 from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import parse_id, parse_time
-from rooms.db.connection import transaction
-from rooms.db.connection_shares import wait_for_share
+from rooms.db.connection import transaction, wait_for_share
 from rooms.db.usage.count import complete_until
 from rooms.db.usage.read import Position, UsageQuery, list_usage, position_of
 from rooms.domain.ids import OrganisationId

@@ -9,7 +9,7 @@ from rooms.cli.context import CliSession
 
 if TYPE_CHECKING:
     from delivery.analytics.results.reader import AnalysisTables
-    from delivery.analytics.sealing.reasons import SetAside
+    from delivery.analytics.sealing.errors import SetAside
 
 EXIT_INCOMPLETE: Final = 3
 _SHOWN: Final = 10
@@ -31,7 +31,7 @@ def incomplete_fields(found: "AnalysisTables") -> dict[str, Any]:
 
 def note_incomplete(session: CliSession, found: "AnalysisTables") -> None:
     """Name segments that were not read, for people."""
-    from delivery.analytics.sealing.reasons import set_aside_lines
+    from delivery.analytics.sealing.errors import set_aside_lines
 
     if not found.is_incomplete or session.as_json:
         return

@@ -33,8 +33,8 @@ def seal(session: CliSession, /, *, folder: str | None) -> None:
     require_arrow()
     from delivery.analytics.results.pipeline import segments_url
     from delivery.analytics.sealing.arrow_files import local_folder, open_files
+    from delivery.analytics.sealing.errors import set_aside_lines
     from delivery.analytics.sealing.lock import exclusive
-    from delivery.analytics.sealing.reasons import set_aside_lines
     from delivery.analytics.sealing.seal import seal_segments
 
     at = folder or segments_url(session.settings().analysis_location)

@@ -16,8 +16,7 @@ from sqlalchemy import RowMapping, Select, delete, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
-from rooms.db.connection import transaction
-from rooms.db.connection_shares import wait_for_share
+from rooms.db.connection import transaction, wait_for_share
 from rooms.db.statement_parts import rows_as_json
 from rooms.db.tables.organisations import journal, journal_heads, organisations
 from rooms.domain.ids import OrganisationId

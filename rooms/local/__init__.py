@@ -12,8 +12,8 @@
 | the supervisor, by SIGKILL | the kernel ends the children; outside Linux, the next start does |
 | the machine | the next start removes stale pid files, sockets and shared memory |
 
-Artemis and ZooKeeper are servers beside PostgreSQL (`artemis.py`, `zookeeper.py`). `services.py`
-runs all three for `rooms full`.
+Artemis and ZooKeeper are servers beside PostgreSQL (`java_servers.py`). `services.py` runs all
+three for `rooms full`.
 
 Folders under ROOMS_DATA: `postgres/` holds the database, `socket/` its socket, `run/` the lock and
 pid files, `log/` one file for each process.

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from rooms.local.artemis import EmbeddedArtemis
 from rooms.local.child_process import Child
 from rooms.local.errors import StartError
-from rooms.local.java_server import JavaServer
+from rooms.local.java_servers import EmbeddedArtemis, EmbeddedZookeeper, JavaServer
 from rooms.local.maven import cache_dir
 from rooms.local.pidfile import lock_data_dir, write_private
 from rooms.local.postgres import EmbeddedPostgres, memory_bytes
-from rooms.local.zookeeper import EmbeddedZookeeper
 
 _STOMP_PORT: Final = 61613
 _ZOOKEEPER_PORT: Final = 2181

@@ -23,7 +23,7 @@ MAX_CACHED_BYTES: Final = 256 * 1024 * 1024
 """About so many bytes of routing tables are cached, with the routes that were built from them."""
 MAX_LOADS: Final = 2
 MAX_VERSION_READS: Final = 1
-"""So many reads at a time: one connection that `rooms.db.connection_shares` leaves stays free."""
+"""So many reads at a time: one connection that the shares of organisations leave stays free."""
 WAIT_S: Final = 10.0
 """Longest wait for a turn to read a room, as for a connection of an organisation's share."""
 

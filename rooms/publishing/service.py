@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.db.catalog.signing_keys import find_keys
-from rooms.db.connection_shares import without_share
+from rooms.db.connection import without_share
 from rooms.db.notify import Notifier
 from rooms.db.publish.insert import write_group
 from rooms.db.publish.request_rows import InsertRows

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rooms.local import FetchError, MissingError
-from rooms.local.artemis import EmbeddedArtemis
+from rooms.local.java_servers import EmbeddedArtemis
 from tests.conftest import in_memory
 from tests.support.local_servers import TestServer, make_artemis, run_server
 from tests.support.polling import until

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from rooms.local.artemis import EmbeddedArtemis
 from rooms.local.errors import StartError
-from rooms.local.java_server import JavaServer
+from rooms.local.java_servers import EmbeddedArtemis, EmbeddedZookeeper, JavaServer
 from rooms.local.postgres import EmbeddedPostgres
 from rooms.local.run_as import RunAs, launch_command
 from rooms.local.services import free_port
-from rooms.local.zookeeper import EmbeddedZookeeper
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 20.0

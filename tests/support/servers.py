@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import pytest
 
 from rooms.local import FetchError, MissingError
-from rooms.local.artemis import BROKER_XML, USER
+from rooms.local.java_servers import BROKER_XML, USER
 
 ARTEMIS_IMAGE: Final = "apache/artemis:2.56.0"
 ZOOKEEPER_IMAGE: Final = "zookeeper:3.9.5"

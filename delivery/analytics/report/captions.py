@@ -28,7 +28,7 @@ from delivery.analytics.report.formats import (
 )
 from delivery.analytics.report.outages import Outage
 from delivery.analytics.results.reader import Reconciliation
-from delivery.analytics.sealing.reasons import set_aside_lines
+from delivery.analytics.sealing.errors import set_aside_lines
 
 _MAX_CAUSES: Final = 2
 _ATTRIBUTES: Final = {"target_host": "host", "http_status": "status", "error_class": "error"}

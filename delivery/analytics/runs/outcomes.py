@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from delivery.analytics.sealing.reasons import SetAside
+from delivery.analytics.sealing.errors import SetAside
 from rooms.domain.state_machine import LogKind
 
 CREATION_KINDS: Final = (LogKind.ENQUEUED, LogKind.REPLAYED)

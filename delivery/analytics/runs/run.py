@@ -29,9 +29,9 @@ from delivery.analytics.runs.manifest import (
 from delivery.analytics.runs.outcomes import UnreadHours
 from delivery.analytics.runs.tables import FINDING_TABLES, TABLES_BY_NAME, schema_document
 from delivery.analytics.sealing.check import KnownSegment, check_segments
+from delivery.analytics.sealing.errors import MAX_LISTED, Reason, SetAside
 from delivery.analytics.sealing.layout import part_of
 from delivery.analytics.sealing.lock import exclusive
-from delivery.analytics.sealing.reasons import MAX_LISTED, Reason, SetAside
 
 LATEST: Final = "latest.json"
 SCHEMA: Final = "schema.json"

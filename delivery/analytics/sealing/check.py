@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from delivery.analytics.sealing import contents
-from delivery.analytics.sealing.errors import ContentError, ManifestError
+from delivery.analytics.sealing.errors import ContentError, ManifestError, Reason, SetAside
 from delivery.analytics.sealing.files import Entry, EntryKind, SegmentFiles
 from delivery.analytics.sealing.layout import SEGMENT_VERSION, part_of
 from delivery.analytics.sealing.manifest import (
@@ -21,7 +21,6 @@ from delivery.analytics.sealing.manifest import (
     parse_manifest,
     unfinished_segment,
 )
-from delivery.analytics.sealing.reasons import Reason, SetAside
 
 _THREADS: Final = 4
 _UNFINISHED_MS: Final = 3_600_000

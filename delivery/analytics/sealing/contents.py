@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from delivery.analytics.sealing.errors import ContentError
+from delivery.analytics.sealing.errors import ContentError, Reason
 from delivery.analytics.sealing.layout import (
     LOG_VERSION,
     NEVER_NULL,
@@ -17,7 +17,6 @@ from delivery.analytics.sealing.layout import (
     SEGMENT_COLUMNS,
 )
 from delivery.analytics.sealing.manifest import WriterRange
-from delivery.analytics.sealing.reasons import Reason
 from rooms.domain.state_machine import LogKind
 
 TYPES: Final = {

@@ -6,11 +6,10 @@ from typing import Protocol
 
 from delivery.analytics.sealing.check import check_manifest, read_manifest, verify_bytes
 from delivery.analytics.sealing.contents import read_contents
-from delivery.analytics.sealing.errors import ContentError
+from delivery.analytics.sealing.errors import ContentError, Reason, SetAside
 from delivery.analytics.sealing.files import Entry, EntryKind, SegmentFiles
 from delivery.analytics.sealing.layout import SEGMENT_VERSION, part_of
 from delivery.analytics.sealing.manifest import SegmentManifest, described_segment, manifest_name
-from delivery.analytics.sealing.reasons import Reason, SetAside
 
 OnSealed = Callable[[int], None]
 """Called with the number of segments looked at so far."""

@@ -20,8 +20,7 @@ from rooms.api.auth import Caller, ServicesDep
 from rooms.api.deps import ApiServices
 from rooms.db.catalog.organisations import Member, find_members
 from rooms.db.catalog.rooms import find_addressed_room
-from rooms.db.connection import transaction
-from rooms.db.connection_shares import without_share
+from rooms.db.connection import transaction, without_share
 from rooms.domain.govstack import MAX_CLIENT, ClientId
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.names import NAME_CHARACTERS

@@ -13,8 +13,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from rooms.db.connection import transaction
-from rooms.db.connection_shares import without_share
+from rooms.db.connection import transaction, without_share
 from rooms.db.writer import LIVENESS_LOCK
 from rooms.domain.work_location import TO_RELAY, WorkLocation
 from rooms.errors import StorageRefusedError, TransientError

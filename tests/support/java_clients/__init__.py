@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from rooms.local.artemis import PACKAGE, VERSION
 from rooms.local.errors import MissingError
+from rooms.local.java_servers import ARTEMIS, ARTEMIS_VERSION
 from rooms.local.maven import FAST_START_OPTIONS, cache_dir, fetch_package, find_java
 from tests.support.servers import unavailable
 
@@ -30,7 +30,7 @@ def _command() -> tuple[str, ...]:
             "this Java cannot run source files: install a JDK, for example default-jdk-headless"
         )
     # The broker's own package has both clients: Qpid JMS for AMQP, and that of Artemis.
-    libraries = fetch_package(cache_dir(), PACKAGE) / f"apache-artemis-{VERSION}" / "lib"
+    libraries = fetch_package(cache_dir(), ARTEMIS) / f"apache-artemis-{ARTEMIS_VERSION}" / "lib"
     return str(java), *FAST_START_OPTIONS, "-Xmx128m", "-cp", f"{libraries}/*", str(_SOURCE)
 
 

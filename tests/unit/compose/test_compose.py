@@ -7,7 +7,12 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from rooms.local import artemis, zookeeper
+from rooms.local.java_servers import (
+    ARTEMIS_VERSION,
+    BROKER_XML,
+    ZOOKEEPER_VERSION,
+    EmbeddedZookeeper,
+)
 from rooms.settings import read_settings
 from tests.support import servers
 from tests.support.service import ROOT
@@ -56,9 +61,9 @@ def test_every_image_is_pinned_and_the_launcher_starts_the_same_versions(
     for name, image in images.items():
         assert re.fullmatch(r"[a-z/-]+:\d+\.\d+(\.\d+)*(-[a-z]+)?", image), name
     assert images["artemis"] == servers.ARTEMIS_IMAGE
-    assert images["artemis"].endswith(f":{artemis.VERSION}")
+    assert images["artemis"].endswith(f":{ARTEMIS_VERSION}")
     assert images["zookeeper"] == servers.ZOOKEEPER_IMAGE
-    assert images["zookeeper"].endswith(f":{zookeeper.VERSION}")
+    assert images["zookeeper"].endswith(f":{ZOOKEEPER_VERSION}")
     for base in re.findall(
         r"^FROM (?!source)(\S+)", (ROOT / "compose/Dockerfile").read_text(), re.MULTILINE
     ):
@@ -100,8 +105,8 @@ def test_broker_uses_the_settings_of_the_launcher(services: dict[str, Any]) -> N
         for mount in services["artemis"]["volumes"]
         if "etc-override/broker.xml" in mount
     ]
-    assert [(COMPOSE.parent / path).resolve() for path in mounted] == [artemis.BROKER_XML]
-    named = set(re.findall(r"\$\{([a-z.]+):", artemis.BROKER_XML.read_text()))
+    assert [(COMPOSE.parent / path).resolve() for path in mounted] == [BROKER_XML]
+    named = set(re.findall(r"\$\{([a-z.]+):", BROKER_XML.read_text()))
     changed = set(
         re.findall(r"-D([a-z.]+)=", services["artemis"]["environment"]["JAVA_ARGS_APPEND"])
     )
@@ -112,7 +117,7 @@ def test_broker_uses_the_settings_of_the_launcher(services: dict[str, Any]) -> N
 def test_zookeeper_has_the_settings_of_the_launcher(
     services: dict[str, Any], tmp_path: Path
 ) -> None:
-    server = zookeeper.EmbeddedZookeeper(data=tmp_path, port=2181)
+    server = EmbeddedZookeeper(data=tmp_path, port=2181)
     ours = dict(line.split("=", 1) for line in server.settings().splitlines())
     theirs = services["zookeeper"]["environment"]
     assert str(theirs["ZOO_TICK_TIME"]) == ours["tickTime"]

@@ -31,7 +31,7 @@ from rooms.api.govstack.operations import Reply, problem
 from rooms.api.key_watch import while_key_lasts
 from rooms.api.pagination import MAX_LIMIT
 from rooms.api.params import IdPath
-from rooms.db.connection_shares import wait_for_share
+from rooms.db.connection import wait_for_share
 from rooms.domain.sharing import Organisation
 from rooms.errors import ConflictError, FieldProblem, InvalidError
 

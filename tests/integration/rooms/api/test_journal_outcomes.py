@@ -9,8 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.api import changes
-from rooms.db.connection import transaction
-from rooms.db.connection_shares import ConnectionShares, hold_share
+from rooms.db.connection import ConnectionShares, hold_share, transaction
 from rooms.db.queue import withdraw
 from rooms.domain.ids import OrganisationId
 from rooms.errors import ConflictError, RateLimitedError, StorageUnavailableError

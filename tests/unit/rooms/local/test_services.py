@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from rooms.cli import build_cli
 from rooms.local import DataInUseError, EmbeddedPostgres, FetchError, MissingError
-from rooms.local.artemis import BROKER_XML, EmbeddedArtemis, sync_time_ns
+from rooms.local.java_servers import BROKER_XML, EmbeddedArtemis, EmbeddedZookeeper, sync_time_ns
 from rooms.local.maven import (
     MavenArtifact,
     MavenPackage,
@@ -27,7 +27,6 @@ from rooms.local.maven import (
 )
 from rooms.local.pidfile import lock_data_dir, lock_owner
 from rooms.local.services import LocalServices, free_port, is_free
-from rooms.local.zookeeper import EmbeddedZookeeper
 
 CORE: Final = "{urn:activemq:core}"
 PACKAGE: Final = MavenPackage(

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from delivery.analytics.sealing.check import CheckedSegments, KnownSegment
+from delivery.analytics.sealing.errors import Reason, SetAside
 from delivery.analytics.sealing.manifest import SegmentManifest, parse_manifest
-from delivery.analytics.sealing.reasons import Reason, SetAside
 from tests.support.sealed_segments import write_sealed
 from tests.unit.delivery.analytics.sealing.conftest import NOW_MS, Check
 

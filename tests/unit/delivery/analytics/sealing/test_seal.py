@@ -8,11 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from delivery.analytics.sealing.arrow_files import ArrowFiles, open_files
-from delivery.analytics.sealing.errors import BusyError, SegmentsError
+from delivery.analytics.sealing.errors import BusyError, Reason, SegmentsError
 from delivery.analytics.sealing.files import LocalFiles
 from delivery.analytics.sealing.lock import exclusive
 from delivery.analytics.sealing.manifest import parse_manifest
-from delivery.analytics.sealing.reasons import Reason
 from delivery.analytics.sealing.seal import WritableFiles, seal_segments
 from tests.unit.delivery.analytics.sealing.conftest import Check
 
