@@ -56,8 +56,6 @@ class ProcessRecord:
     kind: str
     host: str
     pid: int
-    seen_s: float
-    """Seconds since its last sign of life."""
     running: bool
     """It gave a sign of life recently, and has not stopped."""
     backends: Backends

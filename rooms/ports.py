@@ -307,11 +307,6 @@ class Membership(Protocol):
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    @property
-    def member_name(self) -> str:
-        """Return the name of this process."""
-        ...
-
     def epoch(self, partition: str) -> int | None:
         """Return the epoch in which this process may act for a partition now; None: it may not.
 

@@ -57,16 +57,14 @@ class QueueReconciler:
         clock: Clock,
         *,
         report_depth: Callable[[str, str, int], None],
-        full_scan_s: float = FULL_SCAN_EVERY_S,
     ) -> None:
-        """Report (queue, magazine, depth); check everything every `full_scan_s`."""
+        """Report (queue, magazine, depth); check everything every `FULL_SCAN_EVERY_S`."""
         self._engine = engine
         self._magazines = magazines
         self._magazine_cache = magazine_cache
         self._job_queue = job_queue
         self._clock = clock
         self._report_depth = report_depth
-        self._full_scan_s = full_scan_s
         self._next_full_scan = 0.0
         self._reconciled: dict[str, tuple[datetime, bool]] = {}
 
@@ -84,7 +82,7 @@ class QueueReconciler:
                 await self._delete_queue(name)
             if should_continue():
                 await self._drop_orphan_records()
-            self._next_full_scan = self._clock.monotonic() + self._full_scan_s
+            self._next_full_scan = self._clock.monotonic() + FULL_SCAN_EVERY_S
         queues = await list_all_queues(self._engine)
         for name in self._reconciled.keys() - {queue.store_name for queue in queues}:
             del self._reconciled[name]

@@ -106,11 +106,6 @@ class MembershipTask(ABC):
             await asyncio.wait([self._task], timeout=self._leave_s)
         self._local_holds.clear()
 
-    @property
-    def member_name(self) -> str:
-        """Return the member's name."""
-        return self._member
-
     def epoch(self, partition: str) -> int | None:
         """Return the epoch in which the member may act for a partition now, or None."""
         return self._local_holds.epoch(partition)

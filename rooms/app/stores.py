@@ -105,7 +105,6 @@ class _RegistrationTask:
             kind=kind,
             host=socket.gethostname(),
             pid=os.getpid(),
-            seen_s=0.0,
             running=True,
             backends=backends_of(settings),
         )

@@ -36,7 +36,7 @@ DELETE FROM processes WHERE name IN (
 """
 _MARK_STOPPED: Final = "UPDATE processes SET stopped = true, seen_at = now() WHERE name = %(name)s"
 _READ: Final = """
-SELECT name, kind, host, pid, extract(epoch FROM now() - seen_at)::float8, running,
+SELECT name, kind, host, pid, running,
     broker, election, magazines, farm, client FROM (
     SELECT *, NOT stopped AND seen_at > now() - %(running)s * interval '1 s' AS running,
         row_number() OVER (ORDER BY seen_at DESC, name) AS place FROM processes
@@ -77,9 +77,8 @@ async def read_processes(connection: Connection) -> Sequence[ProcessRecord]:
             kind=kind,
             host=host,
             pid=pid,
-            seen_s=seen_s,
             running=is_running,
             backends=Backends(**dict(zip(_BACKEND_COLUMNS, backends, strict=True))),
         )
-        for name, kind, host, pid, seen_s, is_running, *backends in await cursor.fetchall()
+        for name, kind, host, pid, is_running, *backends in await cursor.fetchall()
     ]

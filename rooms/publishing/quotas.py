@@ -91,12 +91,10 @@ class QuotaKeeper:
         monotonic: Callable[[], float],
         *,
         on_refused: OnRefused = lambda _: None,
-        sync_s: float = SYNC_S,
     ) -> None:
         self._sync_used = sync
         self._monotonic = monotonic
         self._on_refused = on_refused
-        self._sync_s = sync_s
         self._buckets: dict[Subject, DebtBucket] = {}
         self._used: dict[Subject, Published] = {}
         self._pending: dict[Subject, list[int]] = {}
@@ -133,7 +131,7 @@ class QuotaKeeper:
     async def _sync_until_stopped(self) -> None:
         while not self._stop.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self._sync_s)
+                await asyncio.wait_for(self._stop.wait(), SYNC_S)
                 return
             await self._try_sync()
 

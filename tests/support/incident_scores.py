@@ -6,6 +6,7 @@ from itertools import combinations
 from statistics import median
 from typing import Final, Protocol
 
+from delivery.analytics.findings.incidents import Edge
 from tests.support.failure_worlds import TrueIncident, World
 from tests.support.sealed_segments import START_S
 
@@ -18,13 +19,9 @@ class FoundIncident(Protocol):
     @property
     def keys(self) -> tuple[int, ...]: ...
     @property
-    def begin_s(self) -> float: ...
+    def begin(self) -> Edge: ...
     @property
-    def end_s(self) -> float: ...
-    @property
-    def begin_range_s(self) -> tuple[float, float]: ...
-    @property
-    def end_range_s(self) -> tuple[float, float]: ...
+    def end(self) -> Edge: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,10 +99,10 @@ def score(
         scores.named += bool(causes[number]) and true.cause == causes[number][0]
         scores.listed += true.cause in causes[number]
         begin, end = START_S + true.begin_s, START_S + true.end_s
-        scores.begin_errors_s.append(abs(one.begin_s - begin))
-        scores.end_errors_s.append(abs(one.end_s - end))
-        scores.begins_held += one.begin_range_s[0] <= begin <= one.begin_range_s[1]
-        scores.ends_held += one.end_range_s[0] <= end <= one.end_range_s[1]
+        scores.begin_errors_s.append(abs(one.begin.at - begin))
+        scores.end_errors_s.append(abs(one.end.at - end))
+        scores.begins_held += one.begin.low <= begin <= one.begin.high
+        scores.ends_held += one.end.low <= end <= one.end.high
     return scores
 
 
@@ -114,8 +111,8 @@ def _likeness(true: TrueIncident, found: FoundIncident) -> float:
     keys = set(found.keys)
     subscriptions = len(keys & true.subscriptions) / len(keys | true.subscriptions)
     begin, end = START_S + true.begin_s, START_S + true.end_s
-    both = min(end, found.end_s) - max(begin, found.begin_s)
-    either = max(end, found.end_s) - min(begin, found.begin_s)
+    both = min(end, found.end.at) - max(begin, found.begin.at)
+    either = max(end, found.end.at) - min(begin, found.begin.at)
     return min(subscriptions, max(both, 0.0) / either if either > 0 else 0.0)
 
 

@@ -58,8 +58,8 @@ def score_world(world: World) -> WorldScores:
             for cause in find_causes(
                 cells,
                 one.rows,
-                begin=int(one.begin_s // cells.bin_s),
-                end=int(one.end_s // cells.bin_s),
+                begin=int(one.begin.at // cells.bin_s),
+                end=int(one.end.at // cells.bin_s),
             )
         ]
         for one in found

@@ -123,26 +123,6 @@ class Incident:
     explained_by: tuple[str, str] | None
     """Attribute and value by which it was found."""
 
-    @property
-    def begin_s(self) -> float:
-        """Return the estimated begin in seconds since 1970."""
-        return self.begin.at
-
-    @property
-    def end_s(self) -> float:
-        """Return the estimated end in seconds since 1970."""
-        return self.end.at
-
-    @property
-    def begin_range_s(self) -> tuple[float, float]:
-        """Return the range of the begin."""
-        return self.begin.low, self.begin.high
-
-    @property
-    def end_range_s(self) -> tuple[float, float]:
-        """Return the range of the end."""
-        return self.end.low, self.end.high
-
 
 def find_incidents(
     cells: AttemptCells, series: Iterable[FailureSeries], *, first: int, minutes: int

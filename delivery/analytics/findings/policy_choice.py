@@ -173,7 +173,6 @@ def advise(
                 span_s=(last - first) * BIN_S,
             ),
         ],
-        duration_s=success_rates.retry_duration_s(),
     )
     return _with_recommendation(advice, grid, retried, terminal, random)
 
@@ -233,7 +232,6 @@ class _Grid:
     sample: Sample
     paths: AvailabilityPaths
     options: Sequence[_Option]
-    duration_s: float
 
     def part(self, sample: Sample, first: int, last: int) -> "_Grid":
         """Return the grid over some episodes."""

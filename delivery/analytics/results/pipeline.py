@@ -57,7 +57,6 @@ def choose_engine(
     output: str,
     full: bool = False,
     environment: Mapping[str, str] = os.environ,
-    small_rows: int = SMALL_ROWS,
 ) -> EngineChoice:
     """Return the engine for these addresses. `full`: the run starts over.
 
@@ -81,10 +80,10 @@ def choose_engine(
     if not full and (kept := _only_state(segments, tables)) is not None:
         return kept
     rows = count_rows(segments)
-    if rows < small_rows:
-        return EngineChoice(engine=LOCAL, why=f"the log has {rows:,} rows, under {small_rows:,}")
+    if rows < SMALL_ROWS:
+        return EngineChoice(engine=LOCAL, why=f"the log has {rows:,} rows, under {SMALL_ROWS:,}")
     return EngineChoice(
-        engine=SPARK, why=f"the log has {rows:,} rows, and from {small_rows:,} on Spark takes it"
+        engine=SPARK, why=f"the log has {rows:,} rows, and from {SMALL_ROWS:,} on Spark takes it"
     )
 
 

@@ -41,7 +41,6 @@ def process(
         kind=kind,
         host="h",
         pid=pid,
-        seen_s=1.0,
         running=running,
         backends=backends,
     )

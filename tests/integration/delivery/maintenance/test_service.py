@@ -916,8 +916,6 @@ async def test_a_lost_term_stops_a_task_before_its_next_statement() -> None:
 class Shifting:
     """A membership whose epochs a test sets."""
 
-    member_name = "one"
-
     def __init__(self, epochs: dict[str, int]) -> None:
         self._epochs = epochs
         self._change = asyncio.Event()

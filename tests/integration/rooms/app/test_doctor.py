@@ -55,9 +55,7 @@ async def doctor(
 async def runs(url: str, kind: str, **differing: str) -> None:
     """Record a process of this kind."""
     backends = dataclasses.replace(EMBEDDED, **differing)
-    process = ProcessRecord(
-        name=kind, kind=kind, host="h", pid=7, seen_s=0, running=True, backends=backends
-    )
+    process = ProcessRecord(name=kind, kind=kind, host="h", pid=7, running=True, backends=backends)
     async with open_connection(url, name="test") as connection:
         await heartbeat(connection, process)
 

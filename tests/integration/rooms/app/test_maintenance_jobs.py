@@ -96,7 +96,7 @@ async def test_processes_on_other_stores_refuse_a_repair(
         broker=DATABASE, election=DATABASE, magazines=DATABASE, farm="rooms", client="default"
     )
     process = ProcessRecord(
-        name="other", kind="worker", host="h", pid=7, seen_s=0, running=True,
+        name="other", kind="worker", host="h", pid=7, running=True,
         backends=dataclasses.replace(embedded, broker="stomp://127.0.0.1:1"),
     )  # fmt: skip
     async with open_connection(installation.url, name="test") as connection:

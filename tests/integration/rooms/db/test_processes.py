@@ -27,9 +27,7 @@ NOWHERE = "postgresql://none@127.0.0.1:1/none"
 
 
 def process(name: str, backends: Backends = OURS) -> ProcessRecord:
-    return ProcessRecord(
-        name=name, kind="worker", host="h", pid=1, seen_s=0.0, running=True, backends=backends
-    )
+    return ProcessRecord(name=name, kind="worker", host="h", pid=1, running=True, backends=backends)
 
 
 def settings(**environment: str) -> Settings:

@@ -49,8 +49,8 @@ def _recovered(outage: Outage, found: Sequence[Incident], keys: Sequence[int]) -
     begin, end = START_S + outage.begin_s, START_S + outage.end_s
     return any(
         incident.keys == wanted
-        and min(incident.end_s, end) - max(incident.begin_s, begin) >= 0.9 * (end - begin)
-        and incident.end_s - incident.begin_s <= 1.1 * (end - begin)
+        and min(incident.end.at, end) - max(incident.begin.at, begin) >= 0.9 * (end - begin)
+        and incident.end.at - incident.begin.at <= 1.1 * (end - begin)
         for incident in found
     )
 
@@ -104,8 +104,8 @@ def test_an_incident_ends_at_a_success_and_not_after_silence() -> None:
     quiet = steady(1, until=90_000, every=1800, fails=(35_000, 50_000))
     (one,) = found_in([*quiet, *steady(2, until=90_000, every=60, fails=(-1, -1))])
     assert one.kind == SINGLE
-    assert one.begin_range_s[0] <= START_S + 35_000 <= one.begin_range_s[1]
-    assert one.end_range_s[0] <= START_S + 50_000 <= one.end_range_s[1]
+    assert one.begin.low <= START_S + 35_000 <= one.begin.high
+    assert one.end.low <= START_S + 50_000 <= one.end.high
     assert not one.open
 
 
@@ -117,7 +117,7 @@ def test_what_goes_on_is_open() -> None:
         ]
     )
     assert one.open
-    assert one.end_s >= START_S + 7100
+    assert one.end.at >= START_S + 7100
 
 
 def test_what_stopped_long_before_the_log_ends_is_not_open() -> None:
