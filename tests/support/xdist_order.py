@@ -17,7 +17,6 @@ _LONGEST_FIRST: Final = (
         for file in (
             "results/test_pipeline",
             "spark/test_run",
-            "spark/test_run_plans",
             "spark/test_follow",
             "spark/test_journeys",
         )

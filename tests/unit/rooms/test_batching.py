@@ -1,18 +1,26 @@
-"""Test the batcher with random callers, errors and cancellations."""
+"""Test batchers with random callers, errors and cancellations, and work with a limit.
+
+Batches by key: one call at a time for each, and no memory of a key that is idle. The adaptive
+linger follows the steady rate, not a burst.
+"""
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.batching import Batcher
+from rooms.batching import AdaptiveLinger, Batcher, KeyedBatcher, for_each_limited
 
 MAX_ITEMS = 5
 POISON = 13
 LAST = 99
+LONGEST_S = 0.03
+FULL_PER_S = 3_000.0
 
 
 @dataclass
@@ -158,3 +166,160 @@ async def test_a_caller_with_more_items_than_a_call_may_have_is_called_by_itself
     batcher: Batcher[int, int] = Batcher(recorder, max_items=MAX_ITEMS)
     await asyncio.gather(batcher.submit([1]), batcher.submit([2] * size), batcher.submit([3]))
     assert [len(call) for call in recorder.calls] == [1, size, 1]
+
+
+class Gated:
+    """Answer items with their key once the key's gate is open."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+        self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.under_way: Counter[str] = Counter()
+        self.begun = asyncio.Semaphore(0)
+
+    async def __call__(self, key: str, items: Sequence[int]) -> list[str]:
+        self.calls.append((key, list(items)))
+        self.begun.release()
+        self.under_way[key] += 1
+        assert self.under_way[key] == 1
+        try:
+            await self.gates[key].wait()
+        finally:
+            self.under_way[key] -= 1
+        if 13 in items:
+            raise ValueError("13")
+        return [f"{key}{item}" for item in items]
+
+
+@pytest.fixture
+def gated() -> Gated:
+    return Gated()
+
+
+@pytest.fixture
+def batcher(gated: Gated) -> KeyedBatcher[str, int, str]:
+    return KeyedBatcher(gated, max_items=2)
+
+
+async def test_keys_do_not_wait_for_each_other(
+    gated: Gated, batcher: KeyedBatcher[str, int, str]
+) -> None:
+    held = asyncio.create_task(batcher.submit("a", [1]))
+    await gated.begun.acquire()
+    waiting = [asyncio.create_task(batcher.submit("a", [n])) for n in (2, 3, 4)]
+    gated.gates["b"].set()
+    assert await batcher.submit("b", [5]) == ["b5"]
+    assert not held.done()
+    gated.gates["a"].set()
+    assert await asyncio.gather(held, *waiting) == [["a1"], ["a2"], ["a3"], ["a4"]]
+    assert gated.calls == [("a", [1]), ("b", [5]), ("a", [2, 3]), ("a", [4])]
+
+
+async def test_an_idle_key_is_forgotten(gated: Gated, batcher: KeyedBatcher[str, int, str]) -> None:
+    assert await batcher.submit("a", []) == []
+    for gate in "ab":
+        gated.gates[gate].set()
+    assert await batcher.submit("a", [1]) == ["a1"]
+    with pytest.raises(ValueError, match="13"):
+        await batcher.submit("b", [13])
+    gated.gates["c"].clear()
+    left = [asyncio.create_task(batcher.submit("c", [n])) for n in (1, 2, 3)]
+    for _ in range(3):
+        await gated.begun.acquire()
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    assert list(batcher._batchers) == ["c"]  # its call goes on without its callers
+    last = asyncio.create_task(batcher.submit("c", [4]))
+    await asyncio.sleep(0)
+    gated.gates["c"].set()
+    assert await last == ["c4"]
+    assert gated.calls[2:] == [("c", [1, 2]), ("c", [3, 4])]
+    assert not batcher._batchers
+
+
+async def test_concurrency_is_limited_and_every_item_is_done() -> None:
+    at_work, most = 0, 0
+    done: list[int] = []
+
+    async def work(item: int) -> None:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0)
+        at_work -= 1
+        done.append(item)
+
+    await for_each_limited(work, range(10), limit=3)
+    assert most == 3
+    assert sorted(done) == list(range(10))
+
+
+async def test_after_an_error_nothing_begins_and_running_work_ends() -> None:
+    both, failed = asyncio.Event(), asyncio.Event()
+    begun: list[int] = []
+    ended: list[int] = []
+
+    async def work(item: int) -> None:
+        begun.append(item)
+        if item == 0:
+            await both.wait()
+            failed.set()
+            raise ValueError("the first")
+        both.set()
+        await failed.wait()
+        await asyncio.sleep(0)
+        ended.append(item)
+        if item == 1:
+            raise ValueError("a later one")
+
+    with pytest.raises(ValueError, match="the first"):
+        await for_each_limited(work, range(5), limit=2)
+    assert (begun, ended) == ([0, 1], [1])
+
+
+def gathering() -> AdaptiveLinger:
+    return AdaptiveLinger(max_delay_s=LONGEST_S, saturation_per_s=FULL_PER_S)
+
+
+def steady(
+    given: AdaptiveLinger, per_s: float, *, seconds: float = 5.0, rounds_per_s: float = 100.0
+) -> tuple[float, float]:
+    """The last pause, and when it was given, where so many come each second."""
+    pause_s = now = 0.0
+    for number in range(1, round(seconds * rounds_per_s) + 1):
+        now = number / rounds_per_s
+        pause_s = given.next_delay_s(round(per_s / rounds_per_s), now)
+    return pause_s, now
+
+
+def test_more_waits_longer_up_to_the_longest() -> None:
+    pauses = [steady(gathering(), per_s)[0] for per_s in (500, 1_000, 1_500, 2_000, 3_000, 30_000)]
+    assert all(less <= more for less, more in pairwise(pauses))
+    assert pauses[0] < LONGEST_S / 20
+    assert LONGEST_S / 10 < pauses[2] < LONGEST_S / 6
+    assert pauses[-1] == LONGEST_S
+
+
+def test_a_burst_is_no_rate() -> None:
+    given = gathering()
+    usual_s, now = steady(given, 1_000)
+    assert given.next_delay_s(110, now + 0.01) < 2 * usual_s
+
+
+def test_single_items_do_not_linger() -> None:
+    given = gathering()
+    assert [given.next_delay_s(1, float(now)) for now in range(1, 10)] == [0.0] * 9
+    assert given.next_delay_s(100, 20.0) == 0.0
+
+
+def test_a_rate_is_forgotten_when_it_ends() -> None:
+    given = gathering()
+    assert steady(given, 30_000)[0] == LONGEST_S
+    assert given.next_delay_s(10, 15.0) == 0.0
+
+
+def test_two_rounds_at_the_same_moment_are_no_endless_rate() -> None:
+    given = gathering()
+    given.next_delay_s(100, 1.0)
+    assert given.next_delay_s(100, 1.0) < LONGEST_S

@@ -1,20 +1,45 @@
 """Test that results are correct and equal in whatever order the log arrives.
 
-Analysed at once on a small cluster, and in halves, late and twice without one.
+Analysed at once on a small cluster, and in halves, late and twice without one. No query plan sorts
+in order to aggregate.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from delivery.analytics.runs.errors import NoSegmentsError
+from delivery.analytics.runs.outcomes import UnreadHours
 from delivery.analytics.runs.tables import TABLES_BY_NAME
+from delivery.analytics.spark import counts, journeys, reconciliation, rollups, segments
+from delivery.analytics.spark.segments import HadoopFiles
 from tests.support.analysis_logs import MIXED, Mixed
 from tests.support.analysis_run import Analyse, Analysed
 from tests.support.compared_tables import SKETCHED, differences
 from tests.support.duckdb_oracle import HOURLY, JOURNEYS, MISSING, PAIRS, Oracle
+from tests.support.planted_outages import Town, plant
+from tests.support.sealed_segments import sealed_partitions, write
+
+JOBS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "words": reconciliation.sequence_words,
+    "deliveries": journeys.partial_journeys,
+    "anchors": reconciliation.anchor_counts,
+    "rollups": rollups.hourly_state,
+    "cells": counts.count_attempts,
+    "causes": counts.count_attributes,
+    "journeys": lambda rows: journeys.merge_journeys(journeys.partial_journeys(rows)),
+    "days": lambda rows: rollups.daily(rollups.hourly_state(rows)),
+    "paths": journeys.kind_paths,
+    "missing": lambda rows: reconciliation.missing_deliveries(
+        reconciliation.anchor_counts(rows),
+        journeys.merge_journeys(journeys.partial_journeys(rows)),
+        UnreadHours(),
+    ),
+}
 
 
 def test_no_segments_is_an_error(analyse: Analyse, tmp_path: Path) -> None:
@@ -149,3 +174,21 @@ def test_no_new_segments_start_no_run(analyse: Analyse, by_halves: Analysed) -> 
     assert analyse.again(by_halves).report is None
     # The same stream continues from its checkpoint and has seen everything.
     assert analyse.follow(by_halves).report is None
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    root = tmp_path_factory.mktemp("plans")
+    write(plant(Town(seed=2, minutes=80, a_minute=2.0, lost=2, missing=1)).rows, root / "segments")
+    files = HadoopFiles(spark, str(root / "segments"))
+    return segments.with_keys(
+        segments.read_rows(spark, files.root, sealed_partitions(files)), "a salt"
+    )
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_no_job_sorts_to_aggregate(rows: DataFrame, job: str) -> None:
+    frame: Any = JOBS[job](rows)._jdf
+    plan = str(frame.queryExecution().executedPlan())
+    assert "HashAggregate" in plan
+    assert "SortAggregate" not in plan
