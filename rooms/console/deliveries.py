@@ -6,8 +6,8 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.charts import step_kind
 from rooms.console.filters import CORRECTABLE
-from rooms.console.journey import step_kind
 from rooms.console.page import HOME, Page, PageDep
 
 _PATH: Final = f"{HOME}/deliveries/{{delivery_id:str}}"
