@@ -8,6 +8,7 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.event_types import parse_json
 from rooms.console.fields import Field, Kind, read_fields
+from rooms.console.form import Form
 from rooms.console.page import Page, PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
 
@@ -139,13 +140,17 @@ async def _act(page: Page, subscription_id: str, action: str, done: str) -> Resp
 
 
 async def _decide(page: Page, subscription_id: str, decision: str, done: str) -> Response[Any]:
-    form = await page.form()
+    await decide(page, await page.form(), subscription_id, decision)
+    return page.redirect(f"{PATH}/{segment(subscription_id)}", done=done)
+
+
+async def decide(page: Page, form: Form, subscription_id: str, decision: str) -> None:
+    """Send a decision with its reason; an approval is of the version that was shown."""
     reason = form.text("reason")
     body: dict[str, Any] = {} if reason is None else {"reason": reason}
     if decision == "approve":
         body["version"] = form.number("version")
     await page.api.post(f"/subscriptions/{segment(subscription_id)}/{decision}", body)
-    return page.redirect(f"{PATH}/{segment(subscription_id)}", done=done)
 
 
 @get(_CREDENTIALS)
