@@ -21,7 +21,6 @@ from rooms.console import (
     sideline,
     sign_in,
     subscription_actions,
-    subscription_deliveries,
     subscription_edit,
     subscriptions,
 )
@@ -65,7 +64,6 @@ _SHARED: Final = (
     subscription_actions.show_credentials,
     subscription_actions.rotate_secret,
     subscription_actions.rotate_password,
-    *subscription_deliveries.ROUTES,
     subscription_edit.edit_subscription,
     subscription_edit.change_subscription,
     subscriptions.show_history,
