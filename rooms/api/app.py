@@ -15,8 +15,6 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from rooms.api import (
-    activity,
-    analysis_runs,
     analytics,
     checks,
     cluster,
@@ -37,7 +35,6 @@ from rooms.api import (
     named_messages,
     ordering,
     organisations,
-    people,
     portal_links,
     publish,
     pull,
@@ -50,7 +47,6 @@ from rooms.api import (
     search,
     sessions,
     sideline,
-    sideline_schedule,
     sidelines,
     signing_keys,
     status,
@@ -133,7 +129,6 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *subscription_actions.ROUTES,
     *subscription_approval.ROUTES,
     *subscription_clearing.ROUTES,
-    *activity.ROUTES,
     *ordering.ROUTES,
     *pull.ROUTES,
     *pull_queue.ROUTES,
@@ -150,7 +145,6 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *keys.ROUTES,
     *search.ROUTES,
     *sessions.ROUTES,
-    *people.ROUTES,
     *portal_links.ROUTES,
     *signing_keys.ROUTES,
     *journal.ROUTES,
@@ -163,13 +157,11 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *sidelines.ROUTES,
     *checks.ROUTES,
     *sideline.ROUTES,
-    *sideline_schedule.ROUTES,
     *magazines.ROUTES,
     *status.ROUTES,
     *handler_queues.ROUTES,
     *handler_sideline.ROUTES,
     *analytics.ROUTES,
-    *analysis_runs.ROUTES,
 )
 """Register every resource under `/v1`."""
 

@@ -11,8 +11,7 @@ from litestar.enums import HttpMethod
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.params import SkipValidation
 
-from rooms.api.callers import CertificateMismatchError
-from rooms.api.certificates import STATE_KEY, ClientCertificate
+from rooms.api.client_identity import STATE_KEY, CertificateMismatchError, ClientCertificate
 from rooms.api.deps import ApiServices
 from rooms.db.authentication import ClientAddress
 from rooms.domain.principal import Principal, Restriction

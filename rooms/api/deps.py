@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rooms.api.callers import CallerAuthenticator
-from rooms.api.proxies import TrustedProxies
+from rooms.api.client_identity import CallerAuthenticator, TrustedProxies
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
 from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.connection import ConnectionShares

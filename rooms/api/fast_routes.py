@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rooms.api.certificates import STATE_KEY, ClientCertificate
+from rooms.api.client_identity import STATE_KEY, ClientCertificate
 from rooms.api.errors import REQUESTS_REFUSED, render
 from rooms.api.params import parse_room
 from rooms.db.authentication import ClientAddress

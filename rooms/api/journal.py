@@ -11,9 +11,8 @@ from litestar.response import Stream
 from msgspec import Struct
 
 from rooms.api.auth import Caller, ServicesDep, require_scopes
-from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
 from rooms.api.deps import ApiServices
-from rooms.api.key_watch import while_key_lasts
+from rooms.api.exports import CSV_MEDIA_TYPE, csv_lines, while_key_lasts
 from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import Since, Until, parse_id, parse_time

@@ -9,8 +9,7 @@ from litestar.params import QueryParameter
 from msgspec import Struct
 
 from rooms.api.auth import Caller, ServicesDep, for_portals
-from rooms.api.message_publishers import PUBLISHER_FIELDS, publisher_fields, publishers
-from rooms.api.messages import READ
+from rooms.api.messages import PUBLISHER_FIELDS, READ, publisher_fields, publishers
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_filter_id, parse_message
 from rooms.db.catalog.organisations import Member, find_members

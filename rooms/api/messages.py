@@ -1,6 +1,6 @@
 """Serve `/v1/messages` and the messages of a room, for reading."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -9,17 +9,10 @@ from litestar import Request, get
 from litestar.params import QueryParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from rooms.api.auth import (
-    FOR_EVERY_KEY,
-    Caller,
-    ServicesDep,
-    for_portals,
-    require_scopes,
-)
+from rooms.api.auth import FOR_EVERY_KEY, Caller, ServicesDep, for_portals, require_scopes
 from rooms.api.changes import payload_read
 from rooms.api.deliveries import DeliveryPage, to_visible_delivery
 from rooms.api.deps import ApiServices
-from rooms.api.message_publishers import PUBLISHER_FIELDS, publisher_fields, publishers
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import (
     BusinessKey,
@@ -60,6 +53,7 @@ from rooms.db.queries.message_scope import (
     find_participant_scope,
     is_payload_visible,
 )
+from rooms.db.queries.messages import MessageRecord
 from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId, room_of
 from rooms.domain.message import MessageStatus, message_status
 from rooms.domain.principal import Principal
@@ -73,6 +67,12 @@ _JSON_NULL: Final = b"null"
 
 _PUBLISHERS_OWN: Final = ("business_key", "caller_id")
 """Fields that the publisher gave for itself: no subscriber reads them here."""
+PUBLISHER_FIELDS: Final = (
+    "publisher_id",
+    "publisher_organisation_id",
+    "publisher_organisation",
+    "application",
+)
 
 
 class MessageSummary(Struct, kw_only=True):
@@ -324,4 +324,35 @@ def _summary_fields(
     return fields | dict.fromkeys((*PUBLISHER_FIELDS, *_PUBLISHERS_OWN)) | {"fanout": received}
 
 
-ROUTES: Final = [list_messages, read_message, list_message_deliveries]
+def publishers(scope: MessageScope, found: Iterable[MessageRecord]) -> set[OrganisationId]:
+    """Return the organisations that published these messages."""
+    return {one for message in found if (one := _publisher_of(scope, message)) is not None}
+
+
+def _publisher_of(scope: MessageScope, message: MessageRecord) -> OrganisationId | None:
+    if message.publisher_id is None:
+        return None  # Rooms itself published it
+    return message.publisher_organisation_id or scope.room.organisation_id
+
+
+def publisher_fields(
+    scope: MessageScope,
+    message: MessageRecord | None,
+    members: Mapping[OrganisationId, Member],
+) -> dict[str, Any]:
+    """Return the values of `PUBLISHER_FIELDS`: null without a message, and of Rooms itself."""
+    whose = None if message is None else _publisher_of(scope, message)
+    member = None if whose is None else members.get(whose)
+    return {
+        "publisher_id": None if message is None else message.publisher_id,
+        "publisher_organisation_id": whose,
+        "publisher_organisation": None if member is None else member.name,
+        "application": None if message is None else message.application,
+    }
+
+
+ROUTES: Final = [
+    list_messages,
+    read_message,
+    list_message_deliveries,
+]

@@ -1,5 +1,9 @@
-"""Serve quotas: of organisations, set by the platform, and of rooms, set by their owners."""
+"""Serve quotas: of organisations, set by the platform, and of rooms, set by their owners.
 
+The quota `subscriptions` is checked here, too, where a subscription is created.
+"""
+
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Final
 
@@ -7,6 +11,7 @@ import msgspec
 from litestar import get, patch
 from litestar.params import JSONBody
 from msgspec import UNSET, Meta, Struct, UnsetType
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import BELOW_ROOM, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
@@ -17,9 +22,11 @@ from rooms.db.catalog.organisations import find_organisation
 from rooms.db.catalog.rooms import find_room, touch_room, touch_rooms_under
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
-from rooms.domain.ids import OrganisationId
-from rooms.domain.quota import Quotas
+from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.principal import Principal
+from rooms.domain.quota import QuotaLimit, Quotas
 from rooms.domain.state_machine import Scope
+from rooms.errors import QuotaConflictError
 
 _TAGS: Final = ["quotas"]
 _PLATFORM: Final = require_scopes(Scope.PLATFORM)
@@ -222,6 +229,40 @@ def _to_response(limits: Quotas, use: records.QuotaUse) -> QuotaResponse:
             subscriptions=use.subscriptions,
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionsLeft:
+    """Hold how many subscriptions may still be created; None: any number."""
+
+    in_room: int | None
+    of_organisation: int | None
+
+    def check(self, created: int = 0) -> None:
+        """Raise QuotaConflictError where there may be no other after `created` new ones."""
+        _check(self.in_room, created, "this room")
+        _check(self.of_organisation, created, "your organisation")
+
+
+def _check(left: int | None, created: int, whose: str) -> None:
+    if left is not None and created >= left:
+        raise QuotaConflictError(
+            f"{whose} has as many subscriptions as its quota subscriptions allows",
+            limit=QuotaLimit.SUBSCRIPTIONS,
+        )
+
+
+async def subscriptions_left(
+    connection: AsyncConnection, principal: Principal, room: RoomId
+) -> SubscriptionsLeft:
+    """Return what the quotas leave to a principal in a room that the transaction has locked."""
+    in_room = (await records.find_quotas(connection, room=room)).subscriptions
+    own = None if principal.quotas is None else principal.quotas.subscriptions
+    if in_room is not None:
+        in_room -= await records.count_subscriptions(connection, room=room)
+    if own is not None:
+        own -= await records.count_subscriptions(connection, organisation=principal.organisation_id)
+    return SubscriptionsLeft(in_room=in_room, of_organisation=own)
 
 
 ROUTES: Final = [

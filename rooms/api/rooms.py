@@ -25,6 +25,7 @@ from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import NameContains, RoomPath, parse_room
+from rooms.api.quotas import subscriptions_left
 from rooms.api.room_bodies import (
     CreateRoom,
     RoomPage,
@@ -32,7 +33,6 @@ from rooms.api.room_bodies import (
     UpdateRoom,
     to_room_response,
 )
-from rooms.api.subscription_quotas import subscriptions_left
 from rooms.api.throttle_bodies import throttle_problems
 from rooms.db.catalog import rooms as records
 from rooms.db.catalog.access import find_access

@@ -20,10 +20,10 @@ from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
-from rooms.api.history_replay import replay_history
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import SubscriptionResponse
+from rooms.api.subscription_creation import replay_history
 from rooms.api.subscriptions import (
     describe_subscription,
     lock_subscription,

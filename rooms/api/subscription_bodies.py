@@ -7,17 +7,20 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from rooms.api.interest_bodies import Interests, interest_problems, to_interests
 from rooms.api.native_credentials import BrokerCredentials, native_problems
-from rooms.api.override_bodies import (
+from rooms.api.params import time_problems
+from rooms.api.subscription_fields import (
     LIFETIME,
     RETRY_OVERRIDES,
     CreateOverrides,
+    Interests,
+    PushHeaders,
     UpdateOverrides,
+    hidden_headers,
+    interest_problems,
     lifetime_problems,
+    to_interests,
 )
-from rooms.api.params import time_problems
-from rooms.api.subscription_headers import PushHeaders, hidden_headers
 from rooms.api.throttle_bodies import (
     throttle_fields,
     throttle_problems,

@@ -1,4 +1,4 @@
-"""Serve `POST /v1/rooms/{id}/subscriptions`.
+"""Serve `POST /v1/rooms/{id}/subscriptions`, and replay to one what was published before.
 
 A change of a room locks it until its commit is on the disk. So requests that wait for each other
 there are created together: one lock, one statement a table, and one commit for all of them.
@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from litestar import Request, Response, post
@@ -20,9 +21,9 @@ from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
-from rooms.api.history_replay import replay_history
 from rooms.api.native_credentials import create_broker_user, new_password
 from rooms.api.params import RoomPath, parse_room
+from rooms.api.quotas import subscriptions_left
 from rooms.api.subscription_bodies import (
     CreatedSubscription,
     CreateSubscription,
@@ -30,28 +31,25 @@ from rooms.api.subscription_bodies import (
     to_columns,
     to_response_fields,
 )
-from rooms.api.subscription_headers import require_values, seal_header_columns
-from rooms.api.subscription_quotas import subscriptions_left
+from rooms.api.subscription_fields import require_values, seal_header_columns
 from rooms.api.subscriptions import entitled_interests, event_type_versions, lock_room
 from rooms.batching import KeyedBatcher
 from rooms.db.catalog import subscriptions as records
-from rooms.db.catalog.access import RoomAccess
+from rooms.db.catalog.access import RoomAccess, entitlements
 from rooms.db.catalog.organisations import Member
 from rooms.db.catalog.rooms import room_not_found
 from rooms.db.catalog.subscription_states import Actor, record_created, suspensions_of
 from rooms.db.connection import transaction
+from rooms.db.jobs.jobs import create_job
 from rooms.db.journal import append
 from rooms.db.notify import Channel
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_status import Standing, suspend
-from rooms.errors import (
-    ConflictError,
-    RoomsError,
-    StorageUnavailableError,
-)
+from rooms.errors import ConflictError, RoomsError, StorageUnavailableError
 
 _log = logging.getLogger(__name__)
 
@@ -370,4 +368,40 @@ async def subscribe(
     )
 
 
-ROUTES: Final = [create_subscription]
+async def replay_history(
+    connection: AsyncConnection,
+    services: ApiServices,
+    subscription: Subscription,
+    since: datetime,
+    *,
+    backfill: bool = False,
+) -> None:
+    """Create the job that delivers what was published since then; it belongs to the subscriber.
+
+    It leaves out messages that routing delivers already, and begins once every publish that did not
+    know of the subscription is over (`delivery.maintenance.replay`). So there is neither a gap nor
+    a double between history and live messages.
+
+    `backfill`: everything since then, because the owner approved the request of that time. Else
+    only what the subscriber was entitled to.
+    """
+    entitled = None if backfill else await entitlements(connection, subscription, since)
+    await create_job(
+        connection,
+        subscription.organisation_id,
+        JobKind.REPLAY,
+        new_id=services.ids.generate_global(services.clock.now_ms()),
+        room=subscription.room_id,
+        arguments={
+            "room_id": subscription.room_id,
+            "subscription_id": subscription.id,
+            "since": since.isoformat(),
+            "missing": True,
+            **({} if entitled is None else {"entitled": entitled}),
+        },
+    )
+
+
+ROUTES: Final = [
+    create_subscription,
+]

@@ -30,7 +30,7 @@ from rooms.api.subscription_bodies import (
     to_columns,
     to_response_fields,
 )
-from rooms.api.subscription_headers import (
+from rooms.api.subscription_fields import (
     hidden_headers,
     keep_hidden_values,
     seal_header_columns,

@@ -1,11 +1,10 @@
-"""Implement the commands of the delivery analytics.
+"""Implement `rooms export` and `rooms analyze`, and open the results that other commands show.
 
-`rooms export` and `rooms analyze` write the log and analyse it. The modules `incidents`,
-`reconcile`, `retry_advice` and `report` read the tables of the last analysis. All need the extra
-`spark`.
+The modules `findings` and `report` read the tables of the last analysis. Where these lack segments
+or findings, notes, JSON fields and the exit code say so. All need the extra `spark`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from time import sleep
@@ -16,12 +15,6 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError, IncompleteError
-from rooms.cli.incomplete import (
-    EXIT_INCOMPLETE,
-    exit_incomplete,
-    incomplete_fields,
-    note_incomplete,
-)
 from rooms.cli.job import progress_counter, show_accepted_job
 from rooms.safe_text import lines_safe
 
@@ -29,6 +22,7 @@ if TYPE_CHECKING:
     from delivery.analytics.export.exporter import ExportReport
     from delivery.analytics.results.pipeline import RunResult
     from delivery.analytics.results.reader import AnalysisTables
+    from delivery.analytics.sealing.errors import SetAside
 
 _ARROW_MODULES: Final = ("numpy", "pyarrow")
 _PLOT_MODULES: Final = (*_ARROW_MODULES, "altair", "vl_convert")
@@ -39,9 +33,8 @@ _MODULES_OF_ENGINE: Final = {
     "local": _LOCAL_MODULES,
     "spark": _SPARK_MODULES,
 }
-_USAGE_DAYS: Final = 30
-_USAGE_ROWS: Final = 50
-"""Rows of usage in the report: the largest applications of organisations, in a room each."""
+EXIT_INCOMPLETE: Final = 3
+_SHOWN: Final = 10
 
 
 def require_arrow() -> None:
@@ -282,3 +275,50 @@ def open_results(session: CliSession) -> "AnalysisTables":
 
     with translate_errors():
         return AnalysisTables.open(tables_url(session.settings().analysis_location))
+
+
+def set_aside_documents(found: Sequence["SetAside"]) -> list[dict[str, Any]]:
+    """Return segments that are set aside for JSON."""
+    return [one.document() for one in found]
+
+
+def incomplete_fields(found: "AnalysisTables") -> dict[str, Any]:
+    """Return the fields of a JSON document that name what was not read."""
+    return {
+        "incomplete": found.is_incomplete,
+        "set_aside_total": found.set_aside_total,
+        "set_aside": list(found.set_aside),
+    }
+
+
+def note_incomplete(session: CliSession, found: "AnalysisTables") -> None:
+    """Name segments that were not read, for people."""
+    from delivery.analytics.sealing.errors import set_aside_lines
+
+    if not found.is_incomplete or session.as_json:
+        return
+    output = session.output()
+    output.note(
+        f"incomplete: {found.set_aside_total} segments are set aside, and not counted as loss"
+    )
+    for line in set_aside_lines(found.set_aside, found.set_aside_total, limit=_SHOWN):
+        output.note(line)
+
+
+def note_findings(session: CliSession, found: "AnalysisTables") -> None:
+    """State the time of incidents and retry advice, which a run publishes after its books."""
+    if found.findings_at is None:
+        session.output().note(
+            "not computed yet: `rooms analyze` publishes its books first; "
+            "if none is running, run it again"
+        )
+        return
+    session.output().note(
+        f"as of {found.findings_at:%Y-%m-%d %H:%M:%S} UTC; `rooms analyze` updates it"
+    )
+
+
+def exit_incomplete(found: "AnalysisTables") -> None:
+    """Exit with code 3 if segments are set aside."""
+    if found.is_incomplete:
+        click.get_current_context().exit(EXIT_INCOMPLETE)

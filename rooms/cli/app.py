@@ -209,9 +209,9 @@ COMMANDS: Final = (
         ("export", "rooms.cli.analytics:export", "Export the delivery log as Parquet."),
         ("segments", "rooms.cli.segments:segments", "Seal segments that come from elsewhere."),
         ("analyze", "rooms.cli.analytics:analyze", "Export the log, and analyse what is new."),
-        ("incidents", "rooms.cli.incidents:incidents", "List correlated failures and causes."),
-        ("reconcile", "rooms.cli.reconcile:reconcile", "Check that no delivery was lost."),
-        ("retry-advice", "rooms.cli.retry_advice:retry_advice", "Recommend retry settings."),
+        ("incidents", "rooms.cli.findings:incidents", "List correlated failures and causes."),
+        ("reconcile", "rooms.cli.findings:reconcile", "Check that no delivery was lost."),
+        ("retry-advice", "rooms.cli.findings:retry_advice", "Recommend retry settings."),
         ("report", "rooms.cli.report:report", "Write the results as an HTML page."),
     ),
 )
@@ -220,7 +220,7 @@ RENAMED: Final = _section(
     "",
     ("buckets", "rooms.cli.cluster:buckets", ""),
     ("journey", "rooms.cli.message:journey", ""),
-    ("advise", "rooms.cli.retry_advice:advise", ""),
+    ("advise", "rooms.cli.findings:advise", ""),
     ("recover", "rooms.cli.job:recover", ""),
 )
 """The former names of commands. They are not listed, and go with the next minor release."""

@@ -1,6 +1,7 @@
 """Hold the global options of a command, and create its settings, client and output from them."""
 
 import os
+import pwd
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,3 +200,12 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 
 pass_session = click.make_pass_decorator(CliSession, ensure=True)
+
+
+def user_name() -> str:
+    """Return the name of the process's user, and not the one that the environment claims."""
+    identity = os.getuid()
+    try:
+        return pwd.getpwuid(identity).pw_name
+    except KeyError:  # a container may run as a user without a name
+        return f"uid {identity}"

@@ -16,8 +16,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.cli.context import user_name
 from rooms.cli.errors import CliError
-from rooms.cli.user import user_name
 from rooms.db.catalog import api_keys as keys
 from rooms.db.catalog import sessions
 from rooms.db.catalog.organisations import (

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.key_options import client_option, key_fields, key_options, name_option, scopes_option
+from rooms.cli.key import client_option, key_fields, key_options, name_option, scopes_option
 from rooms.cli.options import (
     Paging,
     confirm_or_abort,

@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from rooms.cli.analytics import open_results, require_plots
+from rooms.cli.analytics import (
+    exit_incomplete,
+    incomplete_fields,
+    note_incomplete,
+    open_results,
+    require_plots,
+)
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.incomplete import exit_incomplete, incomplete_fields, note_incomplete
 from rooms.cli.options import parse_id
 
 if TYPE_CHECKING:

@@ -5,10 +5,14 @@ from typing import Any, Final
 
 import click
 
-from rooms.cli.analytics import require_arrow, translate_errors
+from rooms.cli.analytics import (
+    EXIT_INCOMPLETE,
+    require_arrow,
+    set_aside_documents,
+    translate_errors,
+)
 from rooms.cli.context import CliSession, Command, Group, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.incomplete import EXIT_INCOMPLETE, set_aside_documents
 from rooms.cli.job import progress_counter
 
 _SHOWN: Final = 20

@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rooms.cli.context import CliSession, Command, Group, pass_session
+from rooms.cli.context import CliSession, Command, Group, pass_session, user_name
 from rooms.cli.options import Paging, find_subscription, paging_options, path_segment, set_fields
-from rooms.cli.user import user_name
 from rooms.domain.role import Role
 from rooms.domain.state_machine import Scope
 

@@ -6,7 +6,6 @@ from typing import Any
 import click
 
 from rooms.cli import approval, ordering
-from rooms.cli.activity import activity
 from rooms.cli.context import CliSession, Group, pass_session, renamed
 from rooms.cli.errors import CliError
 from rooms.cli.filter import test as filter_test
@@ -28,6 +27,7 @@ from rooms.cli.options import (
 )
 from rooms.cli.output import Column
 from rooms.cli.search import consumers
+from rooms.cli.usage import activity
 from rooms.domain.state_machine import SubscriptionStatus, SubscriptionType
 
 _CLEARABLE = (

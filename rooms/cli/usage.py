@@ -1,18 +1,26 @@
-"""Implement `rooms usage`: read and export what was published and delivered."""
+"""Implement `rooms usage`, and `rooms subscription activity`: what was published and delivered.
+
+Usage is counted by the minute, hour or day; activity is the last hour by the minute.
+"""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rooms.cli.activity import last_hour
-from rooms.cli.context import CliSession, Group, pass_session
-from rooms.cli.options import Paging, find_organisation, paging_options, set_fields
-from rooms.cli.output import write_whole
+from rooms.cli.context import CliSession, Command, Group, pass_session
+from rooms.cli.options import (
+    Paging,
+    find_organisation,
+    find_subscription,
+    paging_options,
+    set_fields,
+)
+from rooms.cli.output import Output, format_cell, write_whole
 from rooms.domain.ids import is_id
-from rooms.domain.usage import UsageDimension, UsagePeriod
+from rooms.domain.usage import MINUTE_COUNTERS, UsageDimension, UsagePeriod
 
 if TYPE_CHECKING:
     from rooms.cli.client import ApiClient
@@ -34,6 +42,8 @@ _GROUPS: Final[dict[str, tuple[str, ...]]] = {
     UsageDimension.EVENT_TYPE: ("event_type",),
     UsageDimension.APPLICATION: ("application",),
 }
+_LATENCIES: Final = ("p50_ms", "p95_ms", "p99_ms")
+_FIELDS: Final = ("start", *MINUTE_COUNTERS, *_LATENCIES)
 
 
 @click.group(cls=Group)
@@ -139,4 +149,49 @@ def export(
     session.output().note(f"exported to {out}")
 
 
-usage.add_command(last_hour)
+@usage.command("last-hour")
+@click.option(
+    "--organisation",
+    help="Of another one, by id, name or member id, or '*'; needs the scope platform.",
+)
+@pass_session
+def last_hour(session: CliSession, /, *, organisation: str | None) -> None:
+    """Count the deliveries of the last hour by the minute, with the times that calls took.
+
+    Minutes in which nothing happened are left out. The last one still grows.
+    """
+    with session.client() as client:
+        if not (organisation is None or organisation == _EVERY_ORGANISATION or is_id(organisation)):
+            organisation = str(find_organisation(client, organisation)["id"])
+        found = client.call("GET", "/activity", params=set_fields(organisation_id=organisation))
+    _show_activity(session.output(), found)
+
+
+@click.command(cls=Command)
+@click.argument("subscription")
+@pass_session
+def activity(session: CliSession, /, *, subscription: str) -> None:
+    """Count the last hour of a subscription by the minute, with the times that calls took.
+
+    Minutes in which nothing happened are left out. The last one still grows.
+    """
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        answer = client.call("GET", f"/subscriptions/{found['id']}/activity")
+    _show_activity(session.output(), answer)
+
+
+def _show_activity(output: Output, found: Mapping[str, Any]) -> None:
+    if output.as_json:
+        output.document(found)
+        return
+    rows = [one for one in found["minutes"] if any(one[name] for name in MINUTE_COUNTERS)]
+    output.table(
+        [name.replace("_", " ") for name in _FIELDS],
+        [[one[name] for name in _FIELDS] for one in rows],
+        empty="nothing was delivered in the last hour",
+    )
+    latency = found["latency"]
+    if latency["p50_ms"] is not None:
+        shares = ", ".join(f"{name[:3]} {format_cell(latency[name])} ms" for name in _LATENCIES)
+        output.line(f"calls of the hour: {shares}")

@@ -12,9 +12,9 @@ restrictions, bounds, errors and the journal are those of the API.
 | `app` | registers every page, and answers errors as pages |
 | `api_client` | calls the API in the process |
 | `page` | what a handler gets: the caller, the client, the language, and how to render |
-| `session_cookie`, `sign_in` | sessions, and tokens against forged requests |
+| `sessions`, `sign_in` | sessions, and tokens against forged requests |
 | `live` | sends the changed part of an open page |
-| `texts`, `formatting`, `charts` | languages, numbers and times, drawings |
+| `formatting`, `charts` | languages, numbers and times, drawings |
 
 Pages work without scripts; `static/console.js` makes them live.
 """

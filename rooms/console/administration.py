@@ -1,17 +1,39 @@
-"""Show what the viewer may administer, which parts are up, and the jobs."""
+"""Show what the viewer may administer: the parts, checks of the stores, the cluster, and the jobs.
 
+Checks, repairs and jobs that resend are started here, and jobs are cancelled.
+"""
+
+from datetime import datetime
 from typing import Any, Final
 
-from litestar import Response, get
+from litestar import Response, get, post
+from litestar.params import FromPath
 
+from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.page import HOME, Page, PageDep
+from rooms.domain.job import CANCELLABLE, JobKind
 
 PATH: Final = f"{HOME}/administration"
 JOBS_PATH: Final = f"{HOME}/jobs"
 _MAX_WAITING: Final = 50
 _MAX_ROOMS: Final = 200
 """So many rooms have their names in the list of jobs."""
-DONE: Final[dict[str, str]] = {}
+DOCTOR_PATH: Final = f"{PATH}/doctor"
+RETENTION_PATH: Final = f"{PATH}/retention"
+_CHECKS_SHOWN: Final = 5
+CLUSTER_PATH: Final = f"{PATH}/cluster"
+_UNAVAILABLE: Final = 503
+_JOB_PATH: Final = f"{JOBS_PATH}/{{job_id:str}}"
+_CANCELLABLE: Final = frozenset(kind.value for kind in CANCELLABLE)
+_SHOVEL: Final = JobKind.SHOVEL_SIDELINE.value
+DONE: Final = {
+    "check-started": "The check has begun. Its result appears here.",
+    "repair-started": "The repair has begun. Its result appears here.",
+    "preview-started": "The count has begun. Its result appears here.",
+    "shards-changed": "The number is changed. The members share the shards again within seconds.",
+    "recovery-started": "The job is started: it resends what the broker had.",
+    "job-cancelled": "The job is cancelled. What was done stays.",
+}
 
 
 @get(PATH)
@@ -125,4 +147,161 @@ async def list_jobs(page: PageDep) -> Response[str]:
     return page.render("jobs.html", found=found, room_names=names)
 
 
-ROUTES: Final = (show_administration, list_jobs)
+@get(DOCTOR_PATH)
+async def show_doctor(page: PageDep) -> Response[str]:
+    """Show the last checks of the stores."""
+    return await _doctor(page)
+
+
+@post(DOCTOR_PATH)
+async def start_doctor(page: PageDep) -> Response[Any]:
+    """Start a check, or a repair."""
+    form = await page.form()
+    repair = form.checked("repair")
+    try:
+        await page.api.post("/doctor", {"repair": repair})
+    except ApiProblemError as exc:
+        return await _doctor(page, exc)
+    return page.redirect(DOCTOR_PATH, done="repair-started" if repair else "check-started")
+
+
+@get(RETENTION_PATH)
+async def show_retention(page: PageDep) -> Response[str]:
+    """Show the last previews of retention."""
+    return await _retention(page, {})
+
+
+@post(RETENTION_PATH)
+async def start_preview(page: PageDep) -> Response[Any]:
+    """Start a preview."""
+    form = await page.form()
+    try:
+        await page.api.post("/retention-preview", {"days": form.number("days")})
+    except ApiProblemError as exc:
+        return await _retention(page, form.values(), exc)
+    return page.redirect(RETENTION_PATH, done="preview-started")
+
+
+async def _doctor(page: Page, error: ApiProblemError | None = None) -> Response[str]:
+    return page.render(
+        "doctor.html",
+        refused=error,
+        found=await page.api.get("/doctor", limit=_CHECKS_SHOWN),
+    )
+
+
+async def _retention(
+    page: Page, values: dict[str, str], error: ApiProblemError | None = None
+) -> Response[str]:
+    return page.render(
+        "retention.html",
+        refused=error,
+        found=await page.api.get("/retention-preview", limit=_CHECKS_SHOWN),
+        values=values,
+    )
+
+
+@get(CLUSTER_PATH)
+async def show_cluster(page: PageDep) -> Response[str]:
+    """Show leader, members and the schedule's shards."""
+    return await _cluster(page)
+
+
+@post(f"{CLUSTER_PATH}/shards")
+async def change_shards(page: PageDep) -> Response[Any]:
+    """Split the schedule of deferred deliveries into so many shards."""
+    form = await page.form()
+    try:
+        await page.api.put("/cluster/buckets", {"count": form.number("count")})
+    except ApiProblemError as exc:
+        return await _cluster(page, form.values(), exc)
+    return page.redirect(CLUSTER_PATH, done="shards-changed")
+
+
+@post(f"{CLUSTER_PATH}/recover")
+async def recover(page: PageDep) -> Response[Any]:
+    """Start the job that resends all unfinished deliveries that were in the broker."""
+    await page.form()
+    job = await page.api.post("/recover")
+    path = CLUSTER_PATH
+    if page.me.may("manage", "operate", "view"):
+        path = f"{JOBS_PATH}/{job['job_id']}"
+    return page.redirect(path, done="recovery-started")
+
+
+async def _cluster(
+    page: Page, values: dict[str, str] | None = None, error: ApiProblemError | None = None
+) -> Response[str]:
+    cluster, problem = None, None if error is None else error.problem
+    try:
+        cluster = await page.api.get("/cluster")
+    except ApiProblemError as exc:
+        if exc.status != _UNAVAILABLE:
+            raise
+        problem = exc.problem
+    shards = await page.api.get("/cluster/buckets")
+    return page.render(
+        "cluster.html",
+        refused=error,
+        cluster=cluster,
+        shards=shards,
+        values=values or {"count": shards["count"]},
+        problem=problem,
+    )
+
+
+@get(_JOB_PATH)
+async def show_job(page: PageDep, job_id: FromPath[str]) -> Response[str]:
+    """Show the progress of one job."""
+    job = await page.api.get(f"/jobs/{segment(job_id)}")
+    ended = job["finished_at"] is not None
+    return page.render(
+        "job.html",
+        job=job,
+        ended=ended,
+        rate=_rate_per_s(job),
+        can_cancel=not ended and job["kind"] in _CANCELLABLE,
+        is_shovel=job["kind"] == _SHOVEL,
+        arguments=_shown_arguments(job),
+    )
+
+
+@post(f"{_JOB_PATH}/cancel")
+async def cancel_job(page: PageDep, job_id: FromPath[str]) -> Response[Any]:
+    """Cancel the rest of a job."""
+    await page.form()
+    await page.api.post(f"/jobs/{segment(job_id)}/cancel")
+    return page.redirect(f"{HOME}/jobs/{segment(job_id)}", done="job-cancelled")
+
+
+def _rate_per_s(job: dict[str, Any]) -> float | None:
+    """Return how many rows a second the job has done so far; None: it is not known yet."""
+    began = datetime.fromisoformat(job["created_at"])
+    took_s = (
+        datetime.fromisoformat(job["finished_at"] or job["updated_at"]) - began
+    ).total_seconds()
+    return round(job["done"] / took_s, 1) if job["done"] and took_s > 0 else None
+
+
+def _shown_arguments(job: dict[str, Any]) -> dict[str, Any]:
+    """Return what the job was asked to do, without what the page shows elsewhere, or nothing."""
+    return {
+        name: value
+        for name, value in sorted(job["arguments"].items())
+        if name not in {"room_id", "subscription_id"} and value not in (None, [], {})
+    }
+
+
+ROUTES: Final = (
+    show_administration,
+    list_jobs,
+    show_doctor,
+    start_doctor,
+    show_retention,
+    start_preview,
+    show_cluster,
+    change_shards,
+    recover,
+    show_job,
+    cancel_job,
+)

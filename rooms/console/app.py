@@ -23,12 +23,9 @@ from rooms.console import (
     administration,
     analysis,
     approvals,
-    checks,
-    cluster,
     deliveries,
     event_types,
     home,
-    jobs,
     journal,
     keys,
     messages,
@@ -38,17 +35,11 @@ from rooms.console import (
     publish,
     queues,
     retry_schedule,
-    room_maintenance,
-    room_policy,
     rooms,
     search,
-    sharing,
     sideline,
     sign_in,
-    signing_keys,
     subscription_actions,
-    subscription_credentials,
-    subscription_deliveries,
     subscription_edit,
     subscription_replay,
     subscriptions,
@@ -56,6 +47,7 @@ from rooms.console import (
 )
 from rooms.console.api_client import ApiProblemError
 from rooms.console.assets import assets_route, read_assets
+from rooms.console.formatting import read_translations
 from rooms.console.live import LiveStreams, stream_page
 from rooms.console.page import (
     HOME,
@@ -68,9 +60,7 @@ from rooms.console.page import (
     provide_page,
     unsigned_page,
 )
-from rooms.console.session_cookie import is_portal_path
-from rooms.console.sessions import Sessions
-from rooms.console.texts import read_translations
+from rooms.console.sessions import Sessions, is_portal_path
 from rooms.errors import RoomsError, UnauthenticatedError
 
 if TYPE_CHECKING:
@@ -91,11 +81,8 @@ _MODULES: Final = (
     administration,
     analysis,
     approvals,
-    checks,
-    cluster,
     deliveries,
     event_types,
-    jobs,
     journal,
     keys,
     messages,
@@ -104,16 +91,10 @@ _MODULES: Final = (
     publish,
     queues,
     retry_schedule,
-    room_maintenance,
-    room_policy,
     rooms,
     search,
-    sharing,
     sideline,
-    signing_keys,
     subscription_actions,
-    subscription_credentials,
-    subscription_deliveries,
     subscription_edit,
     subscription_replay,
     subscriptions,

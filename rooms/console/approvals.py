@@ -1,6 +1,10 @@
-"""Show what waits for the decision of the rooms' owner, and what the rooms' grants allow."""
+"""Show what waits for the decision of the rooms' owner, and what grants allow other organisations.
+
+The grants of a room are made and revoked here, too.
+"""
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from litestar import Response, get, post
@@ -9,19 +13,25 @@ from litestar.params import FromPath
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.analysis import names_of
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.fields import typed_time
 from rooms.console.form import Form
 from rooms.console.formatting import NONE
 from rooms.console.page import Page, PageDep
+from rooms.console.rooms import PATH as ROOMS
+from rooms.console.rooms import ROOM, find_room
+from rooms.console.subscription_actions import decide
 
 PATH: Final = f"{ADMINISTRATION}/approvals"
 GRANTS_PATH: Final = f"{ADMINISTRATION}/grants"
+_SHARING: Final = f"{ROOM}/sharing"
 _LIMIT: Final = 20
 """Subscriptions on a page: each is shown in full, to decide on."""
 DONE: Final = {
     "approved": "Approved: messages are delivered from now on.",
     "rejected": "Rejected. The subscriber reads your reason.",
     "proposal-rejected": "The change is rejected; the subscription stays as it was.",
-    "grant-revoked": "The grant is revoked. Without another one, subscriptions hold messages.",
+    "grant-created": "The grant is made.",
+    "grant-revoked": "The grant is revoked.",
 }
 
 
@@ -34,33 +44,19 @@ async def list_approvals(page: PageDep) -> Response[str]:
 @post(f"{PATH}/{{identity:str}}/approve")
 async def approve(page: PageDep, identity: FromPath[str]) -> Response[Any]:
     """Approve the version that was shown."""
-    form = await page.form()
-    error = await _decide(page, form, identity, "approve", version=form.number("version"))
-    if error is not None:
-        return await _list(page, error, identity, form.text("reason"))
-    return page.redirect(PATH, done="approved")
+    return await _decide(page, identity, "approve")
 
 
 @post(f"{PATH}/{{identity:str}}/reject")
 async def reject(page: PageDep, identity: FromPath[str]) -> Response[Any]:
     """Reject a new subscription, or a proposed change."""
-    form = await page.form()
-    error = await _decide(page, form, identity, "reject")
-    if error is not None:
-        return await _list(page, error, identity, form.text("reason"))
-    return page.redirect(PATH, done="proposal-rejected" if form.text("proposal") else "rejected")
+    return await _decide(page, identity, "reject")
 
 
 @get(GRANTS_PATH)
 async def list_grants(page: PageDep) -> Response[str]:
     """List the grants of all own rooms."""
-    found = await page.api.get(
-        "/grants",
-        kind=page.query("kind"),
-        organisation_id=page.query("organisation_id"),
-        ended="true" if page.query("ended") else None,
-        cursor=page.query("cursor"),
-    )
+    found = await _find_grants(page, "/grants", organisation_id=page.query("organisation_id"))
     return page.render("grants.html", found=found)
 
 
@@ -69,21 +65,85 @@ async def revoke_grant(
     page: PageDep, room: FromPath[str], identity: FromPath[str]
 ) -> Response[Any]:
     """End a grant now."""
-    await page.form()
-    await page.api.delete(f"/rooms/{segment(room)}/grants/{segment(identity)}")
-    return page.redirect(GRANTS_PATH, done="grant-revoked")
+    return await _revoke(page, room, identity, back=GRANTS_PATH)
 
 
-async def _decide(
-    page: Page, form: Form, identity: str, action: str, **more: Any
-) -> ApiProblemError | None:
-    """Approve or reject, with the reason; return the problem with it."""
-    body = {"reason": form.text("reason"), **more}
+@get(_SHARING)
+async def list_room_grants(page: PageDep, room_id: FromPath[str]) -> Response[str]:
+    """List the grants of a room."""
+    return await _list_of_room(page, await find_room(page, room_id), {})
+
+
+@post(_SHARING)
+async def create_grant(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
+    """Allow another organisation to publish or to subscribe."""
+    form = await page.form()
+    page.require("manage")
+    room = await find_room(page, room_id)
     try:
-        await page.api.post(f"/subscriptions/{segment(identity)}/{action}", body)
+        await page.api.post(f"/rooms/{room['id']}/grants", _grant_fields(page, form))
     except ApiProblemError as exc:
-        return exc
-    return None
+        return await _list_of_room(page, room, form.values(), exc)
+    return page.redirect(f"{ROOMS}/{room['id']}/sharing", done="grant-created")
+
+
+@post(f"{_SHARING}/{{grant_id:str}}/revoke")
+async def revoke_room_grant(
+    page: PageDep, room_id: FromPath[str], grant_id: FromPath[str]
+) -> Response[Any]:
+    """End a grant now."""
+    return await _revoke(page, room_id, grant_id, back=f"{ROOMS}/{segment(room_id)}/sharing")
+
+
+async def _revoke(page: Page, room: str, grant: str, *, back: str) -> Response[Any]:
+    await page.form()
+    page.require("manage")
+    await page.api.delete(f"/rooms/{segment(room)}/grants/{segment(grant)}")
+    return page.redirect(back, done="grant-revoked")
+
+
+def _grant_fields(page: Page, form: Form) -> dict[str, Any]:
+    given = {
+        "organisation_id": form.text("organisation_id") or "",
+        "kind": form.text("kind"),
+        "event_types": form.lines("event_types") or None,
+        "starts_at": typed_time(page, form.text("starts_at")),
+        "until": typed_time(page, form.text("until")),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+async def _list_of_room(
+    page: Page, room: dict[str, Any], values: dict[str, str], error: ApiProblemError | None = None
+) -> Response[str]:
+    found = await _find_grants(page, f"/rooms/{room['id']}/grants")
+    return page.render("sharing.html", refused=error, room=room, found=found, values=values)
+
+
+async def _find_grants(page: Page, path: str, **filters: str | None) -> dict[str, Any]:
+    """Return a page of grants, each with `is_over`: its time has passed."""
+    found: dict[str, Any] = await page.api.get(
+        path,
+        cursor=page.query("cursor"),
+        kind=page.query("kind"),
+        ended="true" if page.query("ended") else None,
+        **filters,
+    )
+    for one in found["items"]:
+        until = one["until"] and datetime.fromisoformat(one["until"])
+        one["is_over"] = bool(until and until <= page.format.now)
+    return found
+
+
+async def _decide(page: Page, identity: str, decision: str) -> Response[Any]:
+    form = await page.form()
+    try:
+        await decide(page, form, identity, decision)
+    except ApiProblemError as exc:
+        return await _list(page, exc, identity, form.text("reason"))
+    if decision == "approve":
+        return page.redirect(PATH, done="approved")
+    return page.redirect(PATH, done="proposal-rejected" if form.text("proposal") else "rejected")
 
 
 def _changes(subscription: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -130,4 +190,13 @@ async def _list(
     )
 
 
-ROUTES: Final = (list_approvals, approve, reject, list_grants, revoke_grant)
+ROUTES: Final = (
+    list_approvals,
+    approve,
+    reject,
+    list_grants,
+    revoke_grant,
+    list_room_grants,
+    create_grant,
+    revoke_room_grant,
+)

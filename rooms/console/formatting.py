@@ -1,17 +1,26 @@
-"""Show numbers, times, sizes and hostile text, in the language of the reader.
+"""Translate texts, and show numbers, times, sizes and hostile text in the language of the reader.
 
 Every text on a page passes `visible`: what a terminal or a browser would obey is shown as a symbol.
+
+Texts are translated by gettext's catalogues. English is the language of the sources, so it has no
+catalogue. A catalogue is read from its `.po` file when the process starts; a text that it lacks
+stays English.
 """
 
+import gettext
 import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
+from importlib.resources import files
+from io import BytesIO
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from babel import Locale
 from babel.dates import format_datetime, format_timedelta
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po
 from babel.numbers import format_decimal, format_percent
 from markupsafe import Markup
 
@@ -44,6 +53,11 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _KIBI: Final = 1024
 _MS_PER_S: Final = 1000
 _MAX_ZONE: Final = 64
+SOURCE_LANGUAGE: Final = "en"
+LANGUAGES: Final[Mapping[str, str]] = {"en": "English", "de": "Deutsch"}
+"""The language's own name, by its code."""
+_RIGHT_TO_LEFT: Final = frozenset({"ar", "fa", "he", "ur"})
+_MAX_HEADER: Final = 200
 
 
 def _dumps(value: Any) -> str:
@@ -294,3 +308,33 @@ def _moment(value: datetime | str | None) -> datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def read_translations() -> dict[str, gettext.NullTranslations]:
+    """Return the translations of every language."""
+    found: dict[str, gettext.NullTranslations] = {SOURCE_LANGUAGE: gettext.NullTranslations()}
+    for language in LANGUAGES:
+        if language != SOURCE_LANGUAGE:
+            resource = files("rooms.console").joinpath("locale", f"{language}.po")
+            compiled = BytesIO()
+            with resource.open("rb") as file:
+                write_mo(compiled, read_po(file, locale=language))
+            compiled.seek(0)
+            found[language] = gettext.GNUTranslations(compiled)
+    return found
+
+
+def choose_language(preferred: str | None, accept_language: str) -> str:
+    """Return the language that a person chose, or the first one that the browser accepts."""
+    if preferred is not None and preferred in LANGUAGES:
+        return preferred
+    for part in accept_language[:_MAX_HEADER].split(","):
+        language = part.split(";")[0].strip().lower().partition("-")[0]
+        if language in LANGUAGES:
+            return language
+    return SOURCE_LANGUAGE
+
+
+def direction(language: str) -> str:
+    """Return the direction in which a language is written, as HTML names it."""
+    return "rtl" if language in _RIGHT_TO_LEFT else "ltr"

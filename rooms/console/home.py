@@ -6,8 +6,7 @@ from typing import Any, Final
 from litestar import Response, get
 
 from rooms.console.administration import find_waiting
-from rooms.console.conditions import condition_names, subscription_names
-from rooms.console.last_hour import read_last_hour
+from rooms.console.conditions import condition_names, read_last_hour, subscription_names
 from rooms.console.page import HOME, Page, PageDep
 
 _HOURS: Final = 24

@@ -1,4 +1,7 @@
-"""Show the organisation's API keys; create, change, rotate and revoke them."""
+"""Show the organisation's API keys, and the public keys by which it signs its messages.
+
+API keys are created, changed, rotated and revoked; signing keys are registered and revoked.
+"""
 
 from typing import Any, Final
 
@@ -7,6 +10,7 @@ from litestar.params import FromPath
 
 from rooms.console.administration import PATH as ADMINISTRATION
 from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.event_types import parse_json
 from rooms.console.fields import (
     SHOWN,
     Field,
@@ -30,9 +34,12 @@ FIELDS: Final = (
     Field("subscriptions", Kind.LINES),
     Field("networks", Kind.LINES),
 )
+SIGNING_PATH: Final = f"{ADMINISTRATION}/signing-keys"
 DONE: Final = {
     "key-changed": "The key is changed; processes know it within a second.",
     "key-revoked": "The key is revoked for good.",
+    "signing-key-registered": "The key is registered: messages that it signs are accepted.",
+    "signing-key-revoked": "The key is revoked; what it signed before is still verified with it.",
 }
 
 
@@ -154,4 +161,48 @@ async def _show(
     )
 
 
-ROUTES: Final = (list_keys, new_key, create_key, show_key, change_key, rotate_key, revoke_key)
+@get(SIGNING_PATH)
+async def list_signing_keys(page: PageDep) -> Response[str]:
+    """List the keys, with revoked ones."""
+    return await _list_signing_keys(page)
+
+
+@post(SIGNING_PATH)
+async def register_signing_key(page: PageDep) -> Response[Any]:
+    """Register a public key, typed or pasted as a JWK."""
+    form = await page.form()
+    try:
+        body = {"name": form.text("name") or "", "jwk": parse_json(form, "jwk")}
+        await page.api.post("/signing-keys", body)
+    except ApiProblemError as exc:
+        return await _list_signing_keys(page, form.values(), exc)
+    return page.redirect(SIGNING_PATH, done="signing-key-registered")
+
+
+@post(f"{SIGNING_PATH}/{{kid:str}}/revoke")
+async def revoke_signing_key(page: PageDep, kid: FromPath[str]) -> Response[Any]:
+    """Revoke a key for good."""
+    await page.form()
+    await page.api.delete(f"/signing-keys/{segment(kid)}")
+    return page.redirect(SIGNING_PATH, done="signing-key-revoked")
+
+
+async def _list_signing_keys(
+    page: Page, values: dict[str, str] | None = None, error: ApiProblemError | None = None
+) -> Response[str]:
+    found = await page.api.get("/signing-keys", cursor=page.query("cursor"))
+    return page.render("signing_keys.html", refused=error, found=found, values=values or {})
+
+
+ROUTES: Final = (
+    list_keys,
+    new_key,
+    create_key,
+    show_key,
+    change_key,
+    rotate_key,
+    revoke_key,
+    list_signing_keys,
+    register_signing_key,
+    revoke_signing_key,
+)

@@ -19,7 +19,7 @@ from litestar.response import Stream
 
 from rooms.api.fast_routes import App
 from rooms.console.page import DOWNLOAD, FRAGMENT_HEADER, HOME, PORTAL, PageDep
-from rooms.console.session_cookie import is_portal_path
+from rooms.console.sessions import is_portal_path
 from rooms.errors import FieldProblem, InvalidError, RateLimitedError, UnauthenticatedError
 
 EVERY_S: Final = 5.0

@@ -7,15 +7,15 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
-from rooms.console.formatting import first_lines
-from rooms.console.journey import (
+from rooms.console.charts import (
     MAX_LINES,
     JourneyLine,
     draw_journey,
     step_kind,
     worst_first,
 )
+from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
+from rooms.console.formatting import first_lines
 from rooms.console.page import DOWNLOAD, HOME, Page, PageDep
 from rooms.domain.message import MessageStatus
 from rooms.domain.state_machine import UNFINISHED, Event, State, states_allowing

@@ -21,7 +21,7 @@ from rooms.console.oidc import (
     ProviderAwayError,
 )
 from rooms.console.page import HOME, PUBLIC, Page, PageDep
-from rooms.console.session_cookie import cookies_of, host_bound_name, is_secure
+from rooms.console.sessions import cookies_of, host_bound_name, is_secure
 from rooms.console.sign_in import enter, safe_path
 from rooms.db.authentication import client_block
 from rooms.db.catalog.organisations import Member, find_organisation, resolve_organisation

@@ -24,13 +24,17 @@ from rooms.console.api_client import ApiClient, ApiProblemError, segment, wrong_
 from rooms.console.assets import Asset
 from rooms.console.form import Form, read_form
 from rooms.console.formatting import (
+    LANGUAGES,
     Formatter,
+    choose_language,
+    direction,
     find_zone,
     pretty_json,
     sentence,
     visible,
 )
-from rooms.console.session_cookie import (
+from rooms.console.sessions import (
+    Sessions,
     check_origin,
     check_token,
     form_token,
@@ -38,9 +42,7 @@ from rooms.console.session_cookie import (
     read_preference,
     session_key,
 )
-from rooms.console.sessions import Sessions
 from rooms.console.terms import last_answer, term
-from rooms.console.texts import LANGUAGES, choose_language, direction
 from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
 from rooms.errors import ForbiddenError, MalformedError, UnauthenticatedError

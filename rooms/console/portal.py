@@ -12,23 +12,21 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response import Redirect
 
 from rooms.console import (
+    administration,
     deliveries,
     event_types,
-    jobs,
     messages,
     queues,
     retry_schedule,
     sideline,
     sign_in,
     subscription_actions,
-    subscription_credentials,
-    subscription_deliveries,
     subscription_edit,
     subscriptions,
 )
 from rooms.console.conditions import condition_names, find_unwell
 from rooms.console.page import DOWNLOAD, HOME, PORTAL, PUBLIC, Page, PageDep
-from rooms.console.session_cookie import session_key
+from rooms.console.sessions import session_key
 from rooms.db.catalog.sessions import PORTAL_ENTRY_PATH, LinkKind
 from rooms.errors import RateLimitedError, UnauthenticatedError
 
@@ -41,7 +39,8 @@ _SHARED: Final = (
     *deliveries.ROUTES,
     event_types.list_event_types,
     event_types.show_event_type,
-    *jobs.ROUTES,
+    administration.show_job,
+    administration.cancel_job,
     messages.show_message,
     messages.show_payload,
     messages.leave_payload,
@@ -62,8 +61,9 @@ _SHARED: Final = (
     subscription_actions.show_test,
     subscription_actions.call,
     subscription_actions.try_filter,
-    *subscription_credentials.ROUTES,
-    *subscription_deliveries.ROUTES,
+    subscription_actions.show_credentials,
+    subscription_actions.rotate_secret,
+    subscription_actions.rotate_password,
     subscription_edit.edit_subscription,
     subscription_edit.change_subscription,
     subscriptions.show_history,

@@ -1,15 +1,30 @@
-"""Show rooms, those that others made visible, and one room with its parts, and create one."""
+"""Show rooms, and those that others made visible; create, change, restore, clear and delete one.
+
+What is restored, cleared or deleted is shown in numbers before.
+"""
 
 from typing import Any, Final
 
 from litestar import Response, get, post
 from litestar.params import FromPath
 
-from rooms.console.api_client import ApiProblemError, segment
+from rooms.console.api_client import ApiProblemError, segment, wrong_fields
 from rooms.console.conditions import condition_names, find_unwell
+from rooms.console.fields import (
+    RETRY_FIELDS,
+    THROTTLE_FIELDS,
+    Field,
+    Kind,
+    read_changes,
+    shown_texts,
+    to_texts,
+    typed_texts,
+    typed_time,
+)
 from rooms.console.form import Form
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import SubscriptionStatus
 
 PATH: Final = f"{HOME}/rooms"
@@ -25,7 +40,28 @@ _STATUSES: Final = tuple(
 )
 _DIRECTORY: Final = f"{HOME}/directory"
 _UNWELL: Final = 10
-DONE: Final = {"room-created": "The room is created."}
+POLICY_FIELDS: Final = (
+    Field("name"),
+    Field("description"),
+    Field("message_expiration_ms", Kind.NUMBER),
+    Field("visibility"),
+    Field("subscription_policy"),
+    Field("transparent", Kind.FLAG),
+    Field("ordered", Kind.FLAG),
+    Field("reapprove_on", Kind.MANY),
+    *RETRY_FIELDS,
+    *THROTTLE_FIELDS,
+    Field("operational_url"),
+    Field("operational_events", Kind.MANY),
+)
+_MAINTENANCE: Final = f"{ROOM}/maintenance"
+DONE: Final = {
+    "room-created": "The room is created.",
+    "room-changed": "The room is changed.",
+    "room-restoring": "The restore has begun: a job works on it.",
+    "room-clearing": "The clear has begun: a job works on it.",
+    "room-deleted": "The room is deleted: a job removes what it had.",
+}
 
 
 @get(PATH)
@@ -163,6 +199,122 @@ async def show_directory(page: PageDep) -> Response[str]:
     return page.render("directory.html", found=found)
 
 
+@get(f"{ROOM}/policy")
+async def edit_policy(page: PageDep, room_id: FromPath[str]) -> Response[str]:
+    """Show the form of a room's policy."""
+    room = await find_room(page, room_id)
+    values = to_texts(POLICY_FIELDS, room)
+    return _policy_form(page, room, values, shown_texts(values))
+
+
+@post(f"{ROOM}/policy")
+async def change_policy(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
+    """Change what was changed in the form."""
+    form = await page.form()
+    page.require("manage")
+    room = await find_room(page, room_id)
+    try:
+        await page.api.patch(f"/rooms/{room['id']}", read_changes(POLICY_FIELDS, form))
+    except ApiProblemError as exc:
+        return _policy_form(page, room, typed_texts(POLICY_FIELDS, form), form.raw("shown"), exc)
+    return page.redirect(f"{PATH}/{room['id']}", done="room-changed")
+
+
+def _policy_form(
+    page: Page,
+    room: dict[str, Any],
+    values: dict[str, str],
+    shown: str,
+    error: ApiProblemError | None = None,
+) -> Response[str]:
+    return page.render(
+        "room_policy.html",
+        refused=error,
+        room=room,
+        values=values,
+        shown=shown,
+        events=[(event.value, event.value) for event in OperationalEvent],
+        schedule=read_schedule(values),
+        preview_room=None,
+    )
+
+
+@get(_MAINTENANCE)
+async def show_maintenance(page: PageDep, room_id: FromPath[str]) -> Response[str]:
+    """Show what a restore, a clear and a deletion would affect, and the room's jobs."""
+    return await _show_maintenance(page, await find_room(page, room_id))
+
+
+@post(f"{_MAINTENANCE}/restore")
+async def restore_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
+    """Start the job that restores the room's deliveries."""
+    form = await page.form()
+    page.require("operate")
+    room = await find_room(page, room_id)
+    body = {
+        "include_expired": form.checked("include_expired"),
+        "since": typed_time(page, form.text("since")),
+        "states": form.many("states") or None,
+    }
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        await page.api.post(f"/rooms/{room['id']}/restore", given)
+    except ApiProblemError as exc:
+        return await _show_maintenance(page, room, exc)
+    return page.redirect(f"{PATH}/{room['id']}/maintenance", done="room-restoring")
+
+
+@post(f"{_MAINTENANCE}/clear")
+async def clear_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
+    """Start the job that cancels the room's unfinished deliveries, once its name was typed."""
+    form = await page.form()
+    page.require("operate")
+    room = await find_room(page, room_id)
+    try:
+        await page.api.post(
+            f"/rooms/{room['id']}/clear", None, confirm=form.text("confirm_clear") or ""
+        )
+    except ApiProblemError as exc:
+        return await _show_maintenance(page, room, exc, confirm="confirm_clear")
+    return page.redirect(f"{PATH}/{room['id']}/maintenance", done="room-clearing")
+
+
+@post(f"{_MAINTENANCE}/delete")
+async def delete_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
+    """Delete the room, once its name was typed."""
+    form = await page.form()
+    page.require("manage")
+    room = await find_room(page, room_id)
+    try:
+        await page.api.delete(
+            f"/rooms/{segment(room['id'])}", confirm=form.text("confirm_delete") or ""
+        )
+    except ApiProblemError as exc:
+        return await _show_maintenance(page, room, exc, confirm="confirm_delete")
+    return page.redirect(PATH, done="room-deleted")
+
+
+async def _show_maintenance(
+    page: Page,
+    room: dict[str, Any],
+    error: ApiProblemError | None = None,
+    *,
+    confirm: str | None = None,
+) -> Response[str]:
+    """`confirm`: the field into which the name was typed wrongly."""
+    wrong = wrong_fields(error)
+    if confirm is not None and "confirm" in wrong:
+        wrong[confirm] = wrong["confirm"]
+    return page.render(
+        "room_maintenance.html",
+        refused=error,
+        room=room,
+        counts=await page.api.get(f"/rooms/{room['id']}/counts"),
+        jobs=await page.optional("/jobs", room_id=room["id"], limit=10),
+        wrong=wrong,
+    )
+
+
 ROUTES: Final = (
     list_rooms,
     new_room,
@@ -171,4 +323,10 @@ ROUTES: Final = (
     show_tail,
     list_room_subscriptions,
     show_directory,
+    edit_policy,
+    change_policy,
+    show_maintenance,
+    restore_room,
+    clear_room,
+    delete_room,
 )

@@ -1,4 +1,4 @@
-"""Pause and resume a subscription, test it, and decide about those of others."""
+"""Pause, resume and test a subscription, rotate its credentials, and decide about others'."""
 
 from typing import Any, Final
 
@@ -8,9 +8,19 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.event_types import parse_json
 from rooms.console.fields import Field, Kind, read_fields
+from rooms.console.form import Form
 from rooms.console.page import Page, PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
 
+_FILTER_FIELDS: Final = (
+    Field("event_type"),
+    Field("event_version", Kind.NUMBER),
+    Field("ordering_key"),
+    Field("priority", Kind.NUMBER),
+    Field("headers", Kind.HEADERS),
+    Field("filter"),
+)
+_CREDENTIALS: Final = f"{SUBSCRIPTION}/credentials"
 DONE: Final = {
     "subscription-paused": "The subscription is paused: its deliveries are held.",
     "subscription-resumed": "The subscription is active: held deliveries go on.",
@@ -21,14 +31,6 @@ DONE: Final = {
     "subscription-terminated": "The subscription is terminated.",
     "proposal-withdrawn": "The change is taken back.",
 }
-_FILTER_FIELDS: Final = (
-    Field("event_type"),
-    Field("event_version", Kind.NUMBER),
-    Field("ordering_key"),
-    Field("priority", Kind.NUMBER),
-    Field("headers", Kind.HEADERS),
-    Field("filter"),
-)
 
 
 @post(f"{SUBSCRIPTION}/pause")
@@ -138,13 +140,72 @@ async def _act(page: Page, subscription_id: str, action: str, done: str) -> Resp
 
 
 async def _decide(page: Page, subscription_id: str, decision: str, done: str) -> Response[Any]:
-    form = await page.form()
+    await decide(page, await page.form(), subscription_id, decision)
+    return page.redirect(f"{PATH}/{segment(subscription_id)}", done=done)
+
+
+async def decide(page: Page, form: Form, subscription_id: str, decision: str) -> None:
+    """Send a decision with its reason; an approval is of the version that was shown."""
     reason = form.text("reason")
     body: dict[str, Any] = {} if reason is None else {"reason": reason}
     if decision == "approve":
         body["version"] = form.number("version")
     await page.api.post(f"/subscriptions/{segment(subscription_id)}/{decision}", body)
-    return page.redirect(f"{PATH}/{segment(subscription_id)}", done=done)
+
+
+@get(_CREDENTIALS)
+async def show_credentials(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
+    """Say what a rotation does."""
+    return _show_credentials(page, await find_subscription(page, subscription_id))
+
+
+@post(f"{_CREDENTIALS}/secret")
+async def rotate_secret(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
+    """Create a new signing secret, and show it, this once."""
+    form = await page.form()
+    page.require("manage")
+    subscription = await find_subscription(page, subscription_id)
+    overlap = form.number("overlap_s")
+    try:
+        rotated = await page.api.post(
+            f"/subscriptions/{subscription['id']}/rotate-secret",
+            {} if overlap is None else {"overlap_s": overlap},
+        )
+    except ApiProblemError as exc:
+        return _show_credentials(page, subscription, error=exc, values=form.values())
+    return _show_credentials(page, subscription, rotated=rotated)
+
+
+@post(f"{_CREDENTIALS}/password")
+async def rotate_password(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
+    """Create a new password of the broker's user, and show it, this once."""
+    await page.form()
+    page.require("manage")
+    subscription = await find_subscription(page, subscription_id)
+    try:
+        login = await page.api.post(f"/subscriptions/{subscription['id']}/rotate-password")
+    except ApiProblemError as exc:
+        return _show_credentials(page, subscription, error=exc)
+    return _show_credentials(page, subscription, login=login)
+
+
+def _show_credentials(
+    page: Page,
+    subscription: dict[str, Any],
+    *,
+    rotated: dict[str, Any] | None = None,
+    login: dict[str, Any] | None = None,
+    error: ApiProblemError | None = None,
+    values: dict[str, str] | None = None,
+) -> Response[str]:
+    return page.render(
+        "subscription_credentials.html",
+        refused=error,
+        subscription=subscription,
+        rotated=rotated,
+        login=login,
+        values=values or {"overlap_s": "86400"},
+    )
 
 
 ROUTES: Final = (
@@ -159,4 +220,7 @@ ROUTES: Final = (
     show_test,
     call,
     try_filter,
+    show_credentials,
+    rotate_secret,
+    rotate_password,
 )

@@ -6,11 +6,15 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import segment
-from rooms.console.conditions import condition_names, find_together, find_unwell
-from rooms.console.last_hour import read_last_hour
+from rooms.console.conditions import (
+    condition_names,
+    find_together,
+    find_unwell,
+    read_last_hour,
+    summarize,
+)
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
-from rooms.console.subscription_health import summarize
 from rooms.domain.state_machine import ENDED_STATUSES
 
 PATH: Final = f"{HOME}/subscriptions"

@@ -17,8 +17,8 @@ from babel.messages.pofile import read_po, write_po
 from jinja2.ext import babel_extract
 
 from rooms.console.app import DONE
+from rooms.console.formatting import LANGUAGES, SOURCE_LANGUAGE
 from rooms.console.terms import TERMS
-from rooms.console.texts import LANGUAGES, SOURCE_LANGUAGE
 
 _FUNCTIONS: Final = ("_", "gettext", "ngettext")
 # By default the texts of a template that cannot be parsed are left out without a word.

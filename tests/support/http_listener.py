@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from uvicorn.server import ServerState
 
-from rooms.api.certificates import ClientCertificate
+from rooms.api.client_identity import ClientCertificate
 from rooms.api.fast_routes import FastRoutes, Receive, Send, WaitDisconnect
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.fast_protocol import FastProtocol

@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from rooms.cli import main
-from rooms.console import app, texts
+from rooms.console import app, formatting
 
 LANGUAGE: Final = "he"
 _LETTERS: Final = "אבגדהוזחטיכלמנסעפצקרשת"
@@ -45,8 +45,8 @@ class Turned(gettext.NullTranslations):
 
 def offer() -> None:
     """Offer the language in this process."""
-    others = texts.read_translations()
-    known = texts.LANGUAGES
+    others = formatting.read_translations()
+    known = formatting.LANGUAGES
     assert isinstance(known, dict)
     known[LANGUAGE] = "עברית"
     vars(app)["read_translations"] = lambda: {**others, LANGUAGE: Turned()}

@@ -12,17 +12,16 @@ from litestar.types import Guard
 
 from rooms.api.auth import authorize, provide_principal
 from rooms.api.changes import provide_change
-from rooms.api.govstack import event_types, events, exchange, pull, subscriptions
+from rooms.api.govstack import event_types, events, exchange, leases, subscriptions
 from rooms.api.govstack.callers import identify_client, identify_member, provide_address
 from rooms.api.govstack.document import document_route
-from rooms.api.govstack.errors import handle_error, handle_refusal
 from rooms.api.govstack.management import event_types as member_event_types
-from rooms.api.govstack.management import events as member_events
 from rooms.api.govstack.management import members
 from rooms.api.govstack.management import publishers as member_publishers
 from rooms.api.govstack.management import rooms as member_rooms
 from rooms.api.govstack.management import subscriptions as member_subscriptions
 from rooms.api.govstack.management.delegation import provide_call
+from rooms.api.govstack.operations import handle_error, handle_refusal
 from rooms.api.options import options_handlers
 from rooms.errors import RoomsError
 
@@ -40,14 +39,13 @@ SPECIFICATION_ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *event_types.ROUTES,
     *events.ROUTES,
     *subscriptions.ROUTES,
-    *pull.ROUTES,
+    *leases.ROUTES,
 )
 MANAGEMENT_ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *member_rooms.ROUTES,
     *member_event_types.ROUTES,
     *member_publishers.ROUTES,
     *member_subscriptions.ROUTES,
-    *member_events.ROUTES,
 )
 _KIND: Final = re.compile(r":[a-z]+(?=\})")
 

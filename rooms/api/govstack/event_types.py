@@ -11,8 +11,7 @@ from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.govstack.bodies import EventTypeItem
 from rooms.api.govstack.callers import AddressDep
-from rooms.api.govstack.errors import hiding
-from rooms.api.govstack.operations import CONFLICT, Operation, Reply, declare, problem
+from rooms.api.govstack.operations import CONFLICT, Operation, Reply, declare, hiding, problem
 from rooms.api.params import NamePath, parse_name
 from rooms.db.catalog import event_types as records
 from rooms.db.catalog.access import find_access

@@ -12,8 +12,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.fast_routes import JSON, REPLAYED_HEADER, read_request
 from rooms.api.govstack.bodies import EventItem, PublishedItem, PublishItem
 from rooms.api.govstack.callers import AddressDep, find_publisher
-from rooms.api.govstack.errors import NOT_THERE, hiding
-from rooms.api.govstack.operations import Operation, Reply, declare, problem
+from rooms.api.govstack.operations import NOT_THERE, Operation, Reply, declare, hiding, problem
 from rooms.api.message_changes import WRITE, cancel
 from rooms.api.messages import READ, MessageResponse, describe_message
 from rooms.api.params import IdPath, NamePath, parse_message, parse_name

@@ -14,17 +14,16 @@ from rooms.api.event_types import EventTypeName
 from rooms.api.fast_routes import JSON, read_request
 from rooms.api.govstack.bodies import EventId
 from rooms.api.govstack.callers import Address, AddressDep
-from rooms.api.govstack.errors import NOT_THERE, hiding
 from rooms.api.govstack.events import publish
 from rooms.api.govstack.leases import (
+    LEASE_QUERY,
     acknowledge,
     is_another_waiting,
     parse_lease,
     pull_next,
     take_next,
 )
-from rooms.api.govstack.operations import Operation, Reply, declare, problem
-from rooms.api.govstack.pull import LEASE_QUERY
+from rooms.api.govstack.operations import NOT_THERE, Operation, Reply, declare, hiding, problem
 from rooms.api.params import IdPath, parse_message
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription

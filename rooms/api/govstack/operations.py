@@ -1,13 +1,23 @@
-"""Declare what an operation of GovStack's interfaces answers, for its OpenAPI document."""
+"""Declare what an operation of GovStack's interfaces answers, and render its errors.
 
-from collections.abc import Mapping
+Errors have the statuses of the specification: wrong fields are 400, not 422.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final
 
-from rooms.api.errors import Problem
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from rooms.api.errors import Problem, handle_http_exception, handle_rooms_error
+from rooms.errors import NotFoundError, RoomsError
 
 OPERATION: Final = "govstack_operation"
 """The key in a handler's `opt` for its `Operation`."""
+NOT_THERE: Final = "there is no such room, event type, subscription or event for this caller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +69,28 @@ CONFLICT: Final = "Conflict with the present state"
 def declare(operation: Operation) -> dict[str, Any]:
     """Return the entry of a handler's `opt`."""
     return {OPERATION: operation}
+
+
+def handle_error(request: Request[Any, Any, Any], error: RoomsError) -> Response[Problem]:
+    """Handle a `RoomsError` for Litestar."""
+    return _as_bad_request(handle_rooms_error(request, error))
+
+
+def handle_refusal(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
+    """Handle what Litestar itself refuses."""
+    return _as_bad_request(handle_http_exception(request, error))
+
+
+@contextmanager
+def hiding() -> Iterator[None]:
+    """Raise one NotFoundError for all: no text says whether something is there for others."""
+    try:
+        yield
+    except NotFoundError as exc:
+        raise NotFoundError(NOT_THERE) from exc
+
+
+def _as_bad_request(response: Response[Problem]) -> Response[Problem]:
+    if response.status_code == HTTPStatus.UNPROCESSABLE_ENTITY:
+        response.status_code = response.content.status = HTTPStatus.BAD_REQUEST.value
+    return response

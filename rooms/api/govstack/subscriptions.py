@@ -21,12 +21,11 @@ from rooms.api.govstack.bodies import (
     SubscriptionOptions,
 )
 from rooms.api.govstack.callers import Address, AddressDep
-from rooms.api.govstack.errors import NOT_THERE, hiding
-from rooms.api.govstack.operations import Operation, Reply, declare, problem
-from rooms.api.interest_bodies import InterestRequest
+from rooms.api.govstack.operations import NOT_THERE, Operation, Reply, declare, hiding, problem
 from rooms.api.params import NamePath, parse_name
 from rooms.api.subscription_bodies import CreateSubscription
 from rooms.api.subscription_creation import SubscriptionCreator, provide_creator, subscribe
+from rooms.api.subscription_fields import InterestRequest
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.organisations import find_push_template
 from rooms.db.connection import transaction

@@ -14,10 +14,9 @@ from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from rooms.api.certificates import STATE_KEY, ClientCertificate
+from rooms.api.client_identity import STATE_KEY, ClientCertificate
 from rooms.api.fast_routes import FastRoutes, ResponseParts
-from rooms.api.server.body_bytes import BodyBytes
-from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry, WriteStall
+from rooms.api.server.connections import BodyBytes, ConnectionLimits, ConnectionRegistry, WriteStall
 from rooms.api.server.framing import RequestFramer
 from rooms.api.server.head import (
     MAX_HEAD_BYTES,

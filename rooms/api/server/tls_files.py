@@ -10,7 +10,7 @@ from typing import Final
 
 from cryptography import x509
 
-from rooms.api.certificates import Revoked
+from rooms.api.client_identity import Revoked
 from rooms.errors import RoomsError
 from rooms.settings import Settings
 

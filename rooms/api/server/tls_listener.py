@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, cast
 
-from rooms.api.certificates import STATE_KEY, ClientCertificate, read_certificate
+from rooms.api.client_identity import STATE_KEY, ClientCertificate, read_certificate
 from rooms.api.server.connections import ConnectionRegistry
 from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles, load_tls
 from rooms.api.server.uvicorn_internals import get_remote_addr

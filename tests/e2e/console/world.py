@@ -8,7 +8,7 @@ from typing import Final
 
 from rooms.console.app import PAGES
 from rooms.console.page import DOWNLOAD
-from rooms.console.session_cookie import is_portal_path
+from rooms.console.sessions import is_portal_path
 from tests.support.polling import until
 from tests.support.service import Service
 from tests.support.webhook_sink import Sink

@@ -13,8 +13,7 @@ from rooms.api.auth import Caller, ServicesDep
 from rooms.api.changes import Change, ChangeDep
 from rooms.api.deps import ApiServices
 from rooms.api.govstack.callers import Address, AddressDep
-from rooms.api.govstack.errors import NOT_THERE, hiding
-from rooms.api.govstack.operations import Operation, Reply, declare
+from rooms.api.govstack.operations import NOT_THERE, Operation, Reply, declare, hiding
 from rooms.api.pagination import MAX_LIMIT, Cursor, Limit
 from rooms.domain.ids import room_of
 from rooms.domain.principal import Principal

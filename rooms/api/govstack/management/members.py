@@ -16,9 +16,8 @@ from litestar.response import Stream
 
 from rooms.api import event_types, organisations
 from rooms.api.codec import Body
-from rooms.api.csv_export import CSV_MEDIA_TYPE, csv_lines
+from rooms.api.exports import CSV_MEDIA_TYPE, csv_lines, while_key_lasts
 from rooms.api.fast_routes import JSON
-from rooms.api.govstack.errors import hiding
 from rooms.api.govstack.management.delegation import (
     ROOM,
     MemberCall,
@@ -27,8 +26,7 @@ from rooms.api.govstack.management.delegation import (
     list_route,
     named_route,
 )
-from rooms.api.govstack.operations import Reply, problem
-from rooms.api.key_watch import while_key_lasts
+from rooms.api.govstack.operations import Reply, hiding, problem
 from rooms.api.pagination import MAX_LIMIT
 from rooms.api.params import IdPath
 from rooms.db.connection import wait_for_share

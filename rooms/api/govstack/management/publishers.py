@@ -8,7 +8,6 @@ from msgspec import Meta, Struct
 
 from rooms.api import grants
 from rooms.api.codec import Body
-from rooms.api.govstack.errors import NOT_THERE, hiding
 from rooms.api.govstack.management.delegation import (
     ROOM,
     MemberCall,
@@ -16,7 +15,7 @@ from rooms.api.govstack.management.delegation import (
     delegate,
     list_route,
 )
-from rooms.api.govstack.operations import Reply, problem
+from rooms.api.govstack.operations import NOT_THERE, Reply, hiding, problem
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog.grants import MAX_GRANTS, list_grants
 from rooms.db.catalog.rooms import find_room

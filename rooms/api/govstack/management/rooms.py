@@ -1,16 +1,28 @@
-"""Serve `/rooms/{memberId}` and `/rooms/{memberId}/{roomId}`: rooms."""
+"""Serve `/rooms/{memberId}` and `/rooms/{memberId}/{roomId}`: rooms, and what was published."""
 
 from typing import Final
 
 from litestar import Response, delete, get, post, put
 from litestar.params import FromQuery, JSONBody
 
-from rooms.api import rooms
+from rooms.api import messages, rooms
+from rooms.api.auth import Caller, ServicesDep
 from rooms.api.codec import Body
-from rooms.api.govstack.management.delegation import PAGES, ROOM, MemberCallDep, delegate
-from rooms.api.govstack.operations import Reply, problem
+from rooms.api.fast_routes import JSON
+from rooms.api.govstack.bodies import EventItem
+from rooms.api.govstack.callers import AddressDep
+from rooms.api.govstack.events import describe_event, find_event
+from rooms.api.govstack.management.delegation import (
+    PAGES,
+    ROOM,
+    MemberCallDep,
+    delegate,
+    list_route,
+)
+from rooms.api.govstack.operations import Reply, hiding, problem
 from rooms.api.jobs import JobAccepted
 from rooms.api.pagination import Cursor, Limit
+from rooms.api.params import IdPath
 from rooms.api.room_bodies import CreateRoom, RoomPage, RoomResponse, UpdateRoom
 from rooms.errors import OtherMemberError
 
@@ -109,10 +121,32 @@ async def delete_member_room(
     return found
 
 
+@get(
+    ROOM + "/events/{event_id:str}",
+    opt=delegate(messages.read_message, (200, Reply("The event", EventItem))),
+    summary="Read an event",
+)
+async def read_room_event(
+    services: ServicesDep, principal: Caller, address: AddressDep, event_id: IdPath
+) -> Response[bytes]:
+    """Return an event with its status, and the number of its deliveries in each state."""
+    with hiding():
+        found = await find_event(services, principal, address.room_id, event_id)
+    return Response(await describe_event(services, found), media_type=JSON)
+
+
 ROUTES: Final = [
     list_member_rooms,
     create_member_room,
     read_member_room,
     change_member_room,
     delete_member_room,
+    list_route(
+        ROOM + "/events",
+        messages.list_messages,
+        messages.MessagePage,
+        name="list_room_events",
+        about="List the events that the caller owns, published or received, newest first.",
+    ),
+    read_room_event,
 ]

@@ -1,4 +1,7 @@
-"""Test the status overview: troubled subscriptions, since when, why, and together with which."""
+"""Test the status overview: troubled subscriptions, since when, why, and together with which.
+
+Status and sideline of a shared room are only the subscriber's.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,7 +15,7 @@ from rooms.db.queries.stats import CACHE_S
 from rooms.db.queries.subscription_counts import OrganisationStats
 from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import Scope
-from tests.integration.rooms.api.conftest import Api, make_key
+from tests.integration.rooms.api.conftest import MADE, PAID, Api, Shared, make_key
 from tests.integration.rooms.api.test_sideline import sidelined
 from tests.support.installation import until
 
@@ -35,6 +38,20 @@ _DELIVERED = """
 
 _IDLE = {"due": 0, "claimed": 0, "later": 0, "oldest_seconds": 0.0}
 _NOTHING = {"push": _IDLE, "pull": _IDLE, "leased": 0, "abandoned": 0, "held": {}, "sidelined": {}}
+_SIDELINED = """
+    WITH d AS (
+        UPDATE deliveries SET state = 'sidelined', reason = 'attempts_exhausted', attempts = 4, last_error = 'status: busy'
+        WHERE subscription_id = %s RETURNING room_id, id, subscription_id, generation
+    ), o AS (DELETE FROM outbox WHERE id IN (SELECT id FROM d))
+    INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)
+    SELECT room_id, id, subscription_id, generation, 'attempts_exhausted' FROM d
+"""
+_PAUSED = """
+    WITH o AS (DELETE FROM outbox WHERE subscription_id = %s RETURNING room_id, id, subscription_id, priority),
+    d AS (UPDATE deliveries SET state = 'held', reason = 'paused' WHERE id IN (SELECT id FROM o))
+    INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)
+    SELECT room_id, id, subscription_id, priority, 0, 'paused' FROM o
+"""
 
 
 async def reported(api: Api, **params: Any) -> dict[str, Any]:
@@ -418,3 +435,47 @@ async def test_the_backlog_of_an_organisation_is_counted_at_intervals_and_bounde
     assert (await backlogs.counts(narrow)).depth == {"push": 0, "pull": 0}
     assert [whose[1] for whose in backlogs._cache] == [narrow.rooms]
     assert not backlogs._locks
+
+
+async def backlog(shared: Shared, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await shared.read("/status", key))["backlog"]
+    return {
+        "due": found["push"]["due"],
+        "held": found["held"],
+        "sidelined": found["sidelined"],
+        "leased": found["leased"],
+    }
+
+
+async def test_the_backlog_is_that_of_the_own_subscriptions(shared: Shared) -> None:
+    for event_type in (MADE, PAID, PAID):
+        await shared.publish("publisher", event_type)
+    await shared.api.sql(_SIDELINED, shared.subscriptions["first"])
+    await shared.api.sql(_PAUSED, shared.subscriptions["second"])
+    await shared.api.sql(
+        "INSERT INTO leases (room_id, id, subscription_id, generation, until)"
+        " SELECT room_id, id, subscription_id, 0, now() FROM deliveries WHERE subscription_id = %s",
+        shared.subscriptions["first"],
+    )
+    nothing = {"due": 0, "held": {}, "sidelined": {}, "leased": 0}
+    for key, expected in (
+        ("admin", {"due": 3}),
+        ("first", {"sidelined": {"attempts_exhausted": 3}, "leased": 3}),
+        ("second", {"held": {"paused": 2}}),
+        ("publisher", {}),
+        ("stranger", {}),
+    ):
+        assert await backlog(shared, key) == nothing | expected, key
+    await shared.key("first", "narrow", ["operate"], rooms=[shared.room + 1])
+    assert await backlog(shared, "narrow") == nothing
+
+
+async def test_only_the_subscriber_sees_that_its_subscription_fails(shared: Shared) -> None:
+    await shared.publish("publisher")
+    await shared.api.sql(_SIDELINED, shared.subscriptions["first"])
+    for key, names in (("first", ["of-first"]), ("admin", []), ("second", []), ("publisher", [])):
+        found = await shared.read("/status", key)
+        assert [one["name"] for one in found["subscriptions"]] == names
+        assert found["subscriptions_total"] == len(names)
+    await shared.key("first", "narrow", ["operate"], rooms=[shared.room + 1])
+    assert (await shared.read("/status", "narrow"))["subscriptions_total"] == 0

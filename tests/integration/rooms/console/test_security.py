@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from rooms.console.app import PAGES
 from rooms.console.page import PUBLIC
-from rooms.console.session_cookie import is_portal_path
+from rooms.console.sessions import is_portal_path
 from rooms.db.catalog import sessions as records
 from rooms.domain.state_machine import Scope
 from tests.integration.rooms.api.conftest import make_key

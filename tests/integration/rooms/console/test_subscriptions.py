@@ -158,20 +158,17 @@ async def test_a_delivery_shows_its_own_attempts_only(browser: Browser) -> None:
     )
     await browser.api.sql(
         "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind, subscription_id, delivery_id,"
-        " generation, attempt, http_status, latency_ms, detail, answer_head) SELECT room_id, message_id, 99,"
-        " 10 * row_number() OVER (), 'attempted', subscription_id, id, 0, 0, 500, 12.5, 'of ' || subscription_id, %s"
+        " generation, attempt, http_status, detail) SELECT room_id, message_id, 99,"
+        " 10 * row_number() OVER (), 'attempted', subscription_id, id, 0, 0, 500, 'of ' || subscription_id"
         " FROM deliveries WHERE message_id = %s::uuid RETURNING 1",
-        HOSTILE.encode(),
         message,
     )
     mine = next(delivery for delivery, subscription in rows if subscription == crm)
     await browser.sign_in("viewer")
     page = await browser.get(f"/console/subscriptions/{crm}/deliveries/{mine}")
+    assert page.path == f"/console/deliveries/{mine}"
     assert page.text.count("attempted") == 1
     assert f"of {crm}" in page.text
-    assert "12.5 ms" in page.text
-    assert "<script>alert" not in page.html
-    assert "[RLO]" in page.text
     steps = (
         await browser.api.call("GET", f"/messages/{message}/journey?delivery_id={mine}")
     ).json()["items"]
@@ -386,7 +383,6 @@ async def test_a_viewer_changes_nothing_of_a_subscription(browser: Browser) -> N
         ("replay/skip", {"confirm_skip": "crm"}),
         ("replay/clear", {"confirm_clear": "crm"}),
         ("replay/delete", {"confirm_delete": "crm"}),
-        (f"deliveries/{crm}/redeliver", {}),
     ):
         assert (await browser.post(f"{at}/{action}", sent | fields)).status == 403, action
     new = f"/console/rooms/{before['room_id']}/subscriptions/new"

@@ -1,4 +1,4 @@
-"""Test `rooms usage`: queries, the table, and files."""
+"""Test `rooms usage`, and the last hour by the minute: queries, tables, and files."""
 
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,23 @@ ROW: dict[str, Any] = {
     "purged": 0,
 }
 FILE = b"start,closed\r\n2026-03-01T12:00:00Z,false\r\n"
+QUIET: dict[str, Any] = {
+    "start": "2026-03-01T11:01:00Z",
+    "deliveries": 0,
+    "delivered": 0,
+    "failed": 0,
+    "sidelined": 0,
+    "expired": 0,
+    "p50_ms": None,
+    "p95_ms": None,
+    "p99_ms": None,
+}
+BUSY = QUIET | {"start": "2026-03-01T11:02:00Z", "delivered": 41, "failed": 7, "p50_ms": 12.5}
+FOUND: dict[str, Any] = {
+    "complete_until": None,
+    "latency": {"p50_ms": 12.5, "p95_ms": 80.0, "p99_ms": 250.0},
+    "minutes": [QUIET, BUSY],
+}
 
 
 def serve(fake: FakeRooms) -> None:
@@ -66,3 +83,36 @@ def test_export_appears_complete(terminal: Terminal, fake: FakeRooms, tmp_path: 
     assert out.read_bytes() == FILE
     assert list(tmp_path.glob("*.part")) == []
     assert fake.requests[-1].query["by"] == "organisation"
+
+
+def serve_activity(fake: FakeRooms, found: dict[str, Any] = FOUND) -> None:
+    def interfere(seen: Seen) -> Answer | None:
+        return (200, found) if seen.path.endswith("/activity") else None
+
+    fake.interfere = interfere
+
+
+def test_busy_minutes_are_shown(terminal: Terminal, fake: FakeRooms) -> None:
+    serve_activity(fake)
+    done = terminal.run("usage", "last-hour", "--organisation", "*")
+    assert done.exit_code == 0, done.stderr
+    assert "11:02" in done.stdout
+    assert "11:01" not in done.stdout
+    assert "p95 80.0 ms" in done.stdout
+    assert fake.requests[-1].query == {"organisation_id": "*"}
+
+
+def test_of_a_subscription(terminal: Terminal, fake: FakeRooms) -> None:
+    serve_activity(fake)
+    fake.rooms.append({"id": 1000, "name": "orders"})
+    fake.subscriptions.append({"id": "01900000-0000-7000-8000-000000000001", "name": "crm"})
+    assert terminal.json("subscription", "activity", "orders/crm") == FOUND
+    assert fake.requests[-1].path.startswith("/v1/subscriptions/")
+
+
+def test_a_quiet_hour(terminal: Terminal, fake: FakeRooms) -> None:
+    latency = dict.fromkeys(FOUND["latency"])
+    serve_activity(fake, {"complete_until": None, "latency": latency, "minutes": [QUIET]})
+    done = terminal.run("usage", "last-hour")
+    assert done.stdout == ""
+    assert "nothing was delivered" in done.stderr

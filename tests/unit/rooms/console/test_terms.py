@@ -15,9 +15,8 @@ from rooms.api.app import create_app, govstack_handlers, route_handlers
 from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE
 from rooms.api.deps import ApiServices
 from rooms.api.search import SearchField, SearchKind
-from rooms.console.actions import ACTIONS
-from rooms.console.terms import TERMS, last_answer, term
-from rooms.console.texts import read_translations
+from rooms.console.formatting import read_translations
+from rooms.console.terms import ACTIONS, TERMS, last_answer, term
 from rooms.domain.job import JobKind
 from rooms.domain.state_machine import LogKind, Reason, State
 from rooms.settings import read_settings

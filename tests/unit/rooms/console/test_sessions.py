@@ -2,12 +2,7 @@
 
 import pytest
 
-from rooms.console.session_cookie import (
-    MAX_COOKIES,
-    cookies_of,
-    preference_cookie,
-    read_preference,
-)
+from rooms.console.sessions import MAX_COOKIES, cookies_of, preference_cookie, read_preference
 
 
 def scope(value: str) -> dict[str, object]:

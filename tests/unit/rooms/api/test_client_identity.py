@@ -1,15 +1,29 @@
-"""Test which headers of a proxy are believed, and how its addresses and certificates are read."""
+"""Test which headers of a proxy are believed, and how addresses and certificates are read.
+
+Certificates of clients may be strange, and still be signed by a trusted authority.
+"""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from urllib.parse import quote
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtensionOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.api.proxies import MAX_HOPS, UNKNOWN_SOURCE, ForwardedClient, TrustedProxies
+from rooms.api.client_identity import (
+    MAX_HOPS,
+    UNKNOWN_SOURCE,
+    ForwardedClient,
+    TrustedProxies,
+    read_certificate,
+)
 from rooms.domain.member_identity import DEFAULT_RULES, CertificateRules, MemberIdentity
 from rooms.errors import MalformedError, RoomsError
 from rooms.settings import PROXY_HEADERS
@@ -20,6 +34,8 @@ PROXY = ("10.0.0.1", 4711)
 NETWORKS = (ip_network("10.0.0.0/24"), ip_network("fd00::/64"))
 AUTHORITY = ClientCertificateAuthority()
 MEMBER = AUTHORITY.issue("SE/GOV/1")
+X400_ADDRESS = bytes.fromhex("3002a300")
+EDI_PARTY = bytes.fromhex("3006a504a1020c00")
 
 
 def proxies(headers: str = PROXY_HEADERS) -> TrustedProxies:
@@ -129,3 +145,30 @@ def test_the_client_of_a_security_server() -> None:
     for malformed in (b"", b"SE/GOV", b"SE/GOV/1/a/b", b"\xff/GOV/1", b"x" * 60_000):
         with pytest.raises(MalformedError, match="X-GovStack-Client"):
             read({b"x-govstack-client": malformed})
+
+
+def certificate(alternatives: bytes) -> bytes:
+    """Return a certificate in DER whose subject alternative names are these bytes."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a client")])
+    now = datetime.now(UTC)
+    oid = ExtensionOID.SUBJECT_ALTERNATIVE_NAME
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.UnrecognizedExtension(oid, alternatives), critical=False)
+        .sign(key, hashes.SHA256())
+        .public_bytes(Encoding.DER)
+    )
+
+
+@pytest.mark.parametrize("alternatives", [X400_ADDRESS, EDI_PARTY, b"", b"\x30\x02\x86\x00", b"x"])
+def test_names_that_cannot_be_read_name_no_member(alternatives: bytes) -> None:
+    found = read_certificate(certificate(alternatives), RULES)
+    assert found.identity is None
+    assert found.problem

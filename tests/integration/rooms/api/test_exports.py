@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rooms.api.key_watch import CHECK_INTERVAL_S, while_key_lasts
+from rooms.api.exports import CHECK_INTERVAL_S, while_key_lasts
 from rooms.errors import UnauthenticatedError
 from tests.integration.rooms.api.conftest import Api
 from tests.support.push_worker import ShiftedClock
@@ -60,7 +60,7 @@ async def test_an_export_of_a_suspended_organisation_goes_on(api: Api) -> None:
 @pytest.mark.parametrize("path", ["/journal/export", "/journal/export?format=csv", "/usage/export"])
 async def test_each_export_is_watched(api: Api, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     await api.made("/keys", {"name": "noted", "scopes": ["publish"]})
-    monkeypatch.setattr("rooms.api.key_watch.CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("rooms.api.exports.CHECK_INTERVAL_S", 0.0)
     checked = 0
     check = api.services.keys.check_keys
 

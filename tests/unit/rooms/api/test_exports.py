@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rooms.api.csv_export import csv_lines
+from rooms.api.exports import csv_lines
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"])  # noqa: RUF001 - full-width
