@@ -23,10 +23,9 @@ from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import (
     SubscriptionResponse,
 )
+from rooms.api.subscription_locks import lock_subscription, notify_of
 from rooms.api.subscriptions import (
     describe_subscription,
-    lock_subscription,
-    notify_of,
     parse_subscription,
 )
 from rooms.db.catalog import subscriptions as records

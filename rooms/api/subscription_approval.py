@@ -24,11 +24,10 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import SubscriptionResponse
 from rooms.api.subscription_creation import replay_history
+from rooms.api.subscription_locks import lock_subscription, touch_room_as
 from rooms.api.subscriptions import (
     describe_subscription,
-    lock_subscription,
     parse_subscription,
-    touch_room_as,
 )
 from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records

@@ -32,7 +32,8 @@ from rooms.api.subscription_bodies import (
     to_response_fields,
 )
 from rooms.api.subscription_fields import require_values, seal_header_columns
-from rooms.api.subscriptions import entitled_interests, event_type_versions, lock_room
+from rooms.api.subscription_locks import lock_room
+from rooms.api.subscriptions import entitled_interests, event_type_versions
 from rooms.batching import KeyedBatcher
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import RoomAccess, entitlements

@@ -35,16 +35,15 @@ from rooms.api.subscription_fields import (
     keep_hidden_values,
     seal_header_columns,
 )
+from rooms.api.subscription_locks import lock_subscription, notify_of
 from rooms.db.catalog import event_types as type_records
-from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import Patterns, RoomAccess, find_access
-from rooms.db.catalog.organisations import Member, find_members, lock_members
+from rooms.db.catalog.organisations import Member, find_members
 from rooms.db.catalog.subscription_states import SubscriptionAction
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import JobRecord
-from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import covers
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
@@ -85,37 +84,6 @@ class SubscriptionPage(Struct, kw_only=True):
 
     items: list[SubscriptionResponse]
     next_cursor: str | None
-
-
-async def lock_room(
-    services: ApiServices, connection: AsyncConnection, principal: Principal, room: RoomId
-) -> tuple[RoomAccess, Mapping[OrganisationId, Member]]:
-    """Return what the principal may do in a room, locked until the transaction ends.
-
-    With it come the organisations on both sides, whose status stays as it is until then. The access
-    is read again under the lock, as it may have changed before. NotFoundError, RateLimitedError.
-    """
-    access = await find_access(connection, principal, room)
-    access.join()  # who may not subscribe takes no lock
-    members = await lock_members(
-        connection, {access.room.organisation_id, principal.organisation_id}
-    )
-    await room_records.lock_shared_room(connection, room)
-    access = await find_access(connection, principal, room)
-    if access.join()[0] is not SubscriptionStatus.PENDING:
-        await touch_room_as(services, connection, principal, room)
-    return access, members
-
-
-async def touch_room_as(
-    services: ApiServices, connection: AsyncConnection, principal: Principal, room: RoomId
-) -> None:
-    """Touch a room for a change of what is the principal's own there.
-
-    RateLimitedError: its organisation has changed too much in this room of another one.
-    """
-    touched = await room_records.touch_shared_room(connection, room)
-    services.guest_changes.acquire(principal.organisation_id, touched)
 
 
 def entitled_interests(
@@ -448,34 +416,6 @@ async def event_type_versions(
         for found in await type_records.list_event_types(connection, access.room.id)
         if access.sees_event_type(found.name)
     }
-
-
-async def lock_subscription(
-    services: ApiServices,
-    connection: AsyncConnection,
-    principal: Principal,
-    identity: SubscriptionId,
-    *,
-    is_changed: bool = True,
-) -> Subscription:
-    """Return the principal's own subscription with its room locked.
-
-    It is read again under the lock, as it may have changed before. The room is touched, unless
-    nothing is changed that routing reads: another organisation asks for a subscription as often as
-    it likes, and publishers must not load the room again each time. RateLimitedError.
-    """
-    found = await records.find_subscription(connection, principal, identity)
-    await room_records.lock_shared_room(connection, found.room_id)
-    found = await records.find_subscription(connection, principal, identity)
-    if is_changed and found.status is not SubscriptionStatus.PENDING:
-        await touch_room_as(services, connection, principal, found.room_id)
-    return found
-
-
-def notify_of(services: ApiServices, before: Subscription) -> None:
-    """Notify every process of a changed subscription, unless routing did not read it before."""
-    if before.status is not SubscriptionStatus.PENDING:
-        services.notifier.notify(Channel.CONFIG, str(before.room_id))
 
 
 async def describe_subscription(

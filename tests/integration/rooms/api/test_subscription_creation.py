@@ -10,7 +10,7 @@ import pytest
 
 from rooms.api.subscription_bodies import to_columns
 from rooms.api.subscription_creation import MAX_BATCH, SubscriptionCreator
-from rooms.api.subscriptions import lock_room
+from rooms.api.subscription_locks import lock_room
 from rooms.db.journal import append
 from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import Scope
