@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any, Final, Self
 from urllib.parse import quote, urlencode
 
@@ -248,11 +249,18 @@ def segment(text: object) -> str:
     return quote(str(text), safe="")
 
 
-def wrong_fields(error: ApiProblemError | None) -> dict[str, str]:
-    """Return the messages of a problem by field: those about a part of a field stand at it."""
+def wrong_fields(
+    error: ApiProblemError | None, shown_as: Mapping[str, str | None] = MappingProxyType({})
+) -> dict[str, str]:
+    """Return the messages of a problem by field: those about a part of a field stand at it.
+
+    `shown_as`: the inputs of a page for fields with other names, at which they stand as well.
+    """
     found: dict[str, str] = {}
     for name, message in (error.fields if error is not None else {}).items():
         root = name.partition(".")[0].partition("[")[0]
         text = message if root == name else f"{name}: {message}"
         found[root] = f"{found[root]}; {text}" if root in found else text
-    return found
+    return found | {
+        shown: found[name] for name, shown in shown_as.items() if shown and name in found
+    }

@@ -31,8 +31,7 @@ _UNIT_S: Final = 0.01
 _MIN_SPAN_S: Final = 0.1
 _MIN_TICK_GAP: Final = 64
 _MAX_LABEL: Final = 26
-_JOURNEY_TICKS: Final = (
-    (0.1, "100 ms"),
+_TICKS: Final = (
     (1, "1 s"),
     (10, "10 s"),
     (60, "1 min"),
@@ -44,6 +43,7 @@ _JOURNEY_TICKS: Final = (
     (30 * 86_400, "30 d"),
     (365 * 86_400, "1 y"),
 )
+_JOURNEY_TICKS: Final = ((0.1, "100 ms"), *_TICKS)
 _GOOD: Final = frozenset({LogKind.DELIVERED, LogKind.PULL_ACKED, LogKind.HANDED_OVER})
 _BAD: Final = frozenset({LogKind.SIDELINED, LogKind.EXPIRED, LogKind.NACKED})
 _WAITS: Final = frozenset({LogKind.RETRY_SCHEDULED, LogKind.HELD, LogKind.LEASE_ENDED})
@@ -137,18 +137,6 @@ def share_bar(parts: Sequence[tuple[str, float]], title: str) -> Markup:
     return _svg("share", title, Markup("").join(drawn), height=_HEIGHT // 4)
 
 
-_TICKS: Final = (
-    (1, "1 s"),
-    (10, "10 s"),
-    (60, "1 min"),
-    (600, "10 min"),
-    (3600, "1 h"),
-    (6 * 3600, "6 h"),
-    (86_400, "1 d"),
-    (7 * 86_400, "7 d"),
-    (30 * 86_400, "30 d"),
-    (365 * 86_400, "365 d"),
-)
 _TICK_DISTANCE: Final = 18
 _RETRY_HEIGHT: Final = 30
 _RETRY_AXIS: Final = 14

@@ -80,10 +80,6 @@ async def _list(
     chosen: list[str],
     error: ApiProblemError | None = None,
 ) -> Response[str]:
-    wrong = wrong_fields(error)
-    for field, shown in (("expires_s", "expires_min"), ("session_s", "session_h")):
-        if field in wrong:
-            wrong[shown] = wrong[field]
     return page.render(
         "people.html",
         refused=error,
@@ -93,7 +89,7 @@ async def _list(
         roles=[
             role.value for role in Role if all(page.me.may(scope.value) for scope in SCOPES[role])
         ],
-        wrong=wrong,
+        wrong=wrong_fields(error, {"expires_s": "expires_min", "session_s": "session_h"}),
     )
 
 

@@ -302,16 +302,13 @@ async def _show_maintenance(
     confirm: str | None = None,
 ) -> Response[str]:
     """`confirm`: the field into which the name was typed wrongly."""
-    wrong = wrong_fields(error)
-    if confirm is not None and "confirm" in wrong:
-        wrong[confirm] = wrong["confirm"]
     return page.render(
         "room_maintenance.html",
         refused=error,
         room=room,
         counts=await page.api.get(f"/rooms/{room['id']}/counts"),
         jobs=await page.optional("/jobs", room_id=room["id"], limit=10),
-        wrong=wrong,
+        wrong=wrong_fields(error, {"confirm": confirm}),
     )
 
 

@@ -137,9 +137,6 @@ async def _show(
     counted: tuple[int, bool] | None = None,
 ) -> Response[str]:
     """`confirm`: the field into which the name was typed wrongly."""
-    wrong = wrong_fields(error)
-    if confirm is not None and "confirm" in wrong:
-        wrong[confirm] = wrong["confirm"]
     return page.render(
         "subscription_replay.html",
         refused=error,
@@ -148,7 +145,7 @@ async def _show(
         jobs=await page.optional("/jobs", room_id=subscription["room_id"], limit=10),
         values=values or {},
         counted=counted,
-        wrong=wrong,
+        wrong=wrong_fields(error, {"confirm": confirm}),
     )
 
 

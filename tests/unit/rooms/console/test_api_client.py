@@ -111,4 +111,10 @@ def test_problems_of_parts_of_a_field_stand_at_it() -> None:
         "headers": "headers.X: is refused",
         "name": "is taken",
     }
-    assert wrong_fields(None) == {}
+    assert wrong_fields(None, {"name": "title"}) == {}
+
+
+def test_an_input_with_a_name_of_its_own_has_the_message_too() -> None:
+    error = ApiProblemError(422, {"errors": [{"field": "expires_s", "message": "is too long"}]})
+    shown = {"expires_s": "expires_min", "session_s": "session_h", "confirm": None}
+    assert wrong_fields(error, shown) == {"expires_s": "is too long", "expires_min": "is too long"}
