@@ -175,11 +175,11 @@ async def _run_watched(
     metrics.loop_stalls.labels(kind)  # so that a scrape shows 0 before the first one
     with ExitStack() as stack:
 
-        def start_watchdog() -> None:
-            stack.enter_context(watch_loop(report, threshold_s=settings.loop_stall_ms / 1000))
+        def end_startup() -> None:
+            # Routes, caches and pools, too, live as long as the process.
+            gc.freeze()
+            if settings.loop_stall_ms:
+                stack.enter_context(watch_loop(report, threshold_s=settings.loop_stall_ms / 1000))
 
-        if settings.loop_stall_ms:
-            stack.callback(
-                asyncio.get_running_loop().call_later(STARTUP_GRACE_S, start_watchdog).cancel
-            )
+        stack.callback(asyncio.get_running_loop().call_later(STARTUP_GRACE_S, end_startup).cancel)
         await main(metrics)

@@ -250,7 +250,7 @@ async def test_managing_edits_tests_and_rotates(browser: Browser) -> None:
         await browser.get(f"{at}/credentials"), f"{at}/credentials/secret"
     )
     secret = SECRET.search(rotated.text)
-    assert secret is not None
+    assert secret is not None, rotated.text
     assert secret[0] not in (await browser.get(f"{at}/credentials")).text
     actors = await browser.api.sql(
         "SELECT DISTINCT actor_name FROM journal WHERE actor_kind = 'person' AND action <> 'sign_in'"
