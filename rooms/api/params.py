@@ -13,8 +13,9 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.params import ParameterKwarg, PathParameter, QueryParameter
 
+from rooms.api.pagination import MAX_LIMIT
 from rooms.db.queries.messages import ListFilter
-from rooms.domain.ids import MAX_ROOM, MessageId, RoomId
+from rooms.domain.ids import MAX_ROOM, MessageId, RoomId, SubscriptionId
 from rooms.domain.names import MAX_NAME, NAME_CHARACTERS, NAME_PATTERN
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import State
@@ -122,6 +123,9 @@ _ID_PATTERN: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{
 _ID: Final = re.compile(_ID_PATTERN[1:-1])
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
 _MAX_VERSION: Final = 0x7FFF_FFFF
+_MAX_ROOM_LENGTH: Final = 11
+MAX_ID_LENGTH: Final = 37
+"""Characters of an id and its comma."""
 
 RoomPath = Annotated[
     str,
@@ -134,6 +138,22 @@ NameContains = Annotated[
     QueryParameter(
         max_length=MAX_NAME,
         description="Only those whose name contains this, in upper or lower case.",
+    ),
+]
+RoomIds = Annotated[
+    str | None,
+    QueryParameter(
+        name="id",
+        max_length=MAX_LIMIT * _MAX_ROOM_LENGTH,
+        description=f"Only the rooms of these ids, separated by commas, at most {MAX_LIMIT}.",
+    ),
+]
+SubscriptionIds = Annotated[
+    str | None,
+    QueryParameter(
+        name="id",
+        max_length=MAX_LIMIT * MAX_ID_LENGTH,
+        description=f"Only those of these ids, separated by commas, at most {MAX_LIMIT}.",
     ),
 ]
 IdPath = Annotated[
@@ -176,6 +196,26 @@ def parse_filter_id(field: str, text: str | None) -> str | None:
     if text is not None and not _ID.fullmatch(text):
         raise InvalidError(FieldProblem(field, "is not an id: it is a UUID, in lower case"))
     return text
+
+
+def parse_filter_subscriptions(field: str, text: str | None) -> set[SubscriptionId] | None:
+    """Return the ids of a list with commas between them. InvalidError: one of them is not an id."""
+    if text is None:
+        return None
+    ids = (parse_filter_id(field, one) for one in text.split(","))
+    return {SubscriptionId(one) for one in ids if one is not None}
+
+
+def parse_filter_rooms(field: str, text: str | None) -> set[RoomId] | None:
+    """Return the rooms of a list of ids with commas between them. InvalidError: one is no id."""
+    if text is None:
+        return None
+    ids = text.split(",")
+    if not all(_NUMBER.fullmatch(one) and int(one) <= MAX_ROOM for one in ids):
+        raise InvalidError(
+            FieldProblem(field, f"is ids of rooms, whole numbers up to {MAX_ROOM}, as in 5,17")
+        )
+    return {RoomId(int(one)) for one in ids}
 
 
 def parse_name(text: str) -> str:

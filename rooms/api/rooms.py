@@ -24,7 +24,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
 from rooms.api.pagination import Cursor, Limit, PageRequest
-from rooms.api.params import NameContains, RoomPath, parse_room
+from rooms.api.params import NameContains, RoomIds, RoomPath, parse_filter_rooms, parse_room
 from rooms.api.quotas import subscriptions_left
 from rooms.api.room_bodies import (
     CreateRoom,
@@ -105,6 +105,7 @@ async def list_rooms(
     cursor: Cursor = None,
     name: Annotated[str | None, QueryParameter(description="Only the room of this name.")] = None,
     contains: NameContains = None,
+    ids: RoomIds = None,
     shared: Annotated[
         bool,
         QueryParameter(
@@ -121,6 +122,7 @@ async def list_rooms(
             principal,
             name=name,
             contains=contains,
+            chosen=parse_filter_rooms("id", ids),
             shared=shared,
             before=_parse_position(page.after),
             limit=page.fetch_limit,

@@ -18,19 +18,17 @@ from rooms.api.auth import (
 from rooms.api.deps import ApiServices
 from rooms.api.health import ReadyResponse, to_ready_response
 from rooms.api.pagination import MAX_LIMIT
-from rooms.api.params import parse_filter_id
+from rooms.api.params import MAX_ID_LENGTH, parse_filter_subscriptions
 from rooms.db.connection import transaction
 from rooms.db.queries.failures import FailingSubscription, list_failing
 from rooms.db.queries.stats import QueueStats
-from rooms.domain.ids import MAX_ROOM, RoomId, SubscriptionId
+from rooms.domain.ids import MAX_ROOM, RoomId
 from rooms.domain.push_url import PushUrl
 from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
 from rooms.domain.subscription_health import UNHEALTHY, SubscriptionHealth
 from rooms.errors import ElectionUnavailableError, FieldProblem, InvalidError
 
 _READ: Final = for_portals(require_scopes(Scope.OPERATE, Scope.MANAGE, allows=OF_SUBSCRIPTIONS))
-_MAX_ID: Final = 37
-"""Characters of an id and its comma."""
 _SAME_INCIDENT: Final = timedelta(minutes=1)
 
 StatusLimit = Annotated[
@@ -43,7 +41,7 @@ StatusRoom = Annotated[
 StatusSubscriptions = Annotated[
     str | None,
     QueryParameter(
-        max_length=MAX_LIMIT * _MAX_ID,
+        max_length=MAX_LIMIT * MAX_ID_LENGTH,
         description=f"Only these subscriptions: ids, separated by commas, at most {MAX_LIMIT}.",
     ),
 ]
@@ -159,7 +157,7 @@ async def read_status(
             principal,
             limit=limit,
             room=None if room_id is None else RoomId(room_id),
-            chosen=_parse_ids(subscription_id),
+            chosen=parse_filter_subscriptions("subscription_id", subscription_id),
         )
     return StatusResponse(
         at=services.clock.now(),
@@ -169,13 +167,6 @@ async def read_status(
         subscriptions=_to_subscriptions(found),
         subscriptions_total=total,
     )
-
-
-def _parse_ids(text: str | None) -> set[SubscriptionId] | None:
-    if text is None:
-        return None
-    ids = (parse_filter_id("subscription_id", one) for one in text.split(","))
-    return {SubscriptionId(one) for one in ids if one is not None}
 
 
 async def _leader(services: ApiServices) -> str | None:

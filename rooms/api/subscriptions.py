@@ -1,6 +1,6 @@
 """Serve `/v1/rooms/{id}/subscriptions`, `/v1/subscriptions` and the test of filters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
 from litestar import Response, delete, get, patch
@@ -22,7 +22,15 @@ from rooms.api.errors import documented_responses
 from rooms.api.grants import notify_changed
 from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
 from rooms.api.pagination import Cursor, Limit, PageRequest
-from rooms.api.params import IdPath, NameContains, RoomPath, parse_id, parse_room
+from rooms.api.params import (
+    IdPath,
+    NameContains,
+    RoomPath,
+    SubscriptionIds,
+    parse_filter_subscriptions,
+    parse_id,
+    parse_room,
+)
 from rooms.api.subscription_bodies import (
     SubscriptionResponse,
     UpdateSubscription,
@@ -165,6 +173,7 @@ async def list_own_subscriptions(
         Literal["subscriber", "owner"],
         QueryParameter(description="owner: those of others to the organisation's own rooms."),
     ] = "subscriber",
+    ids: SubscriptionIds = None,
 ) -> SubscriptionPage:
     """List the organisation's subscriptions in all rooms, or those of others to its rooms.
 
@@ -182,6 +191,7 @@ async def list_own_subscriptions(
             contains=contains,
             kind=kind,
             status=status,
+            chosen=parse_filter_subscriptions("id", ids),
         )
 
 
@@ -196,6 +206,7 @@ async def _list(
     contains: str | None,
     kind: SubscriptionType | None,
     status: SubscriptionStatus | None,
+    chosen: Collection[SubscriptionId] | None = None,
 ) -> SubscriptionPage:
     """Return a page of subscriptions as `records.list_subscriptions` selects them."""
     found = await records.list_subscriptions(
@@ -207,6 +218,7 @@ async def _list(
         contains=contains,
         kind=kind,
         status=status,
+        chosen=chosen,
         before=page.after,
         limit=page.fetch_limit,
     )

@@ -16,7 +16,6 @@ from rooms.domain.job import CANCELLABLE, JobKind
 PATH: Final = f"{HOME}/administration"
 JOBS_PATH: Final = f"{HOME}/jobs"
 _MAX_WAITING: Final = 50
-_MAX_ROOMS: Final = 200
 """So many rooms have their names in the list of jobs."""
 DOCTOR_PATH: Final = f"{PATH}/doctor"
 RETENTION_PATH: Final = f"{PATH}/retention"
@@ -142,8 +141,7 @@ async def list_jobs(page: PageDep) -> Response[str]:
     """List the jobs, newest first."""
     filters: dict[str, Any] = {name: page.query(name) for name in ("kind", "state", "room_id")}
     found = await page.api.get("/jobs", cursor=page.query("cursor"), **filters)
-    rooms = await page.optional("/rooms", limit=_MAX_ROOMS)
-    names = {one["id"]: one["name"] for one in (rooms or {}).get("items", ())}
+    names = await page.room_names(one["room_id"] for one in found["items"])
     return page.render("jobs.html", found=found, room_names=names)
 
 

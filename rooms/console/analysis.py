@@ -1,9 +1,9 @@
 """Show what the analysis of the log has found, and apply its advice.
 
-Subscriptions and rooms are named where the viewer's first 200 contain them, else by their ids.
+Subscriptions and rooms that the viewer may not read are shown by their ids.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from litestar import Response, get, post
@@ -15,7 +15,8 @@ from rooms.console.page import HOME, Page, PageDep
 from rooms.domain.retry_policy import advised_settings
 
 PATH: Final = f"{HOME}/analysis"
-_NAMED: Final = 200
+_SHOWN_OF_INCIDENT: Final = 20
+"""Subscriptions of an incident that the list names."""
 _ADVICE_FIELDS: Final = (
     "version",
     "delivery_delay_ms",
@@ -144,18 +145,21 @@ async def _list(page: Page, kind: str, **filters: Any) -> Response[str]:
     return page.render(
         f"analysis_{kind}.html",
         found=found,
-        subscriptions=await names_of(page, "/subscriptions"),
-        rooms=await names_of(page, "/rooms"),
+        shown=_SHOWN_OF_INCIDENT,
+        subscriptions=await page.subscription_names(_subscriptions(found["items"])),
+        rooms=await page.room_names(one.get("room_id") for one in found["items"]),
         kind=kind,
         # The API lists the latest first; charts are read from the left.
         oldest_first=found["items"][::-1],
     )
 
 
-async def names_of(page: Page, path: str) -> Mapping[str | int, str]:
-    """Return the names of the first rooms or subscriptions of a list, by their ids."""
-    found = await page.optional(path, limit=_NAMED)
-    return {} if found is None else {one["id"]: one["name"] for one in found["items"]}
+def _subscriptions(findings: Iterable[Mapping[str, Any]]) -> Iterator[str | None]:
+    """Yield the subscriptions that a list names, whatever kind it is of."""
+    for one in findings:
+        yield from (one.get(name) for name in ("subscription_id", "first_id", "second_id"))
+        yield from one.get("subscriptions", ())[:_SHOWN_OF_INCIDENT]
+        yield from (change["subscription_id"] for change in one.get("changes", ()))
 
 
 async def _show_advice(

@@ -11,7 +11,6 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.administration import PATH as ADMINISTRATION
-from rooms.console.analysis import names_of
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.fields import typed_time
 from rooms.console.form import Form
@@ -183,7 +182,7 @@ async def _list(
         "approvals.html",
         refused=error,
         found=found,
-        rooms=await names_of(page, "/rooms"),
+        rooms=await page.room_names(one["room_id"] for one in found["items"]),
         changes={one["id"]: list(_changes(one)) for one in found["items"]},
         about=about,
         reason=reason or "",

@@ -12,6 +12,7 @@ import json
 import unicodedata
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
 from importlib.resources import files
 from io import BytesIO
 from typing import Any, Final
@@ -51,6 +52,7 @@ _MAX_JSON: Final = 3900
 _INDENT: Final = "  "
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _KIBI: Final = 1024
+_KEPT_NUMBERS: Final = 4096
 _MS_PER_S: Final = 1000
 _MAX_ZONE: Final = 64
 SOURCE_LANGUAGE: Final = "en"
@@ -214,7 +216,7 @@ class Formatter:
 
     def number(self, value: float | None) -> str:
         """Return a number with the language's separators; a dash for None."""
-        return NONE if value is None else format_decimal(value, locale=self.locale)
+        return NONE if value is None else _decimal(value, self.locale)
 
     def percent(self, value: float | None) -> str:
         """Return a share of 1 as percent, with one digit where that says more."""
@@ -229,16 +231,14 @@ class Formatter:
         unit = 0
         while count >= _KIBI and unit < len(_UNITS) - 1:
             count, unit = count / _KIBI, unit + 1
-        return (
-            f"{format_decimal(round(count, 1 if unit else 0), locale=self.locale)} {_UNITS[unit]}"
-        )
+        return f"{_decimal(round(count, 1 if unit else 0), self.locale)} {_UNITS[unit]}"
 
     def milliseconds(self, value: float | None) -> str:
         """Return a duration in milliseconds or seconds, or longer ones in words."""
         if value is None:
             return NONE
         if value < _MS_PER_S:
-            return f"{format_decimal(round(value, 1), locale=self.locale)} ms"
+            return f"{_decimal(round(value, 1), self.locale)} ms"
         return self.seconds(value / _MS_PER_S)
 
     def seconds(self, value: float | None) -> str:
@@ -246,7 +246,7 @@ class Formatter:
         if value is None:
             return NONE
         if value < 60:  # noqa: PLR2004 - seconds of a minute
-            return f"{format_decimal(round(value, 1), locale=self.locale)} s"
+            return f"{_decimal(round(value, 1), self.locale)} s"
         parts: list[str] = []
         rest = round(value)
         for length, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
@@ -260,9 +260,9 @@ class Formatter:
         moment = _moment(value)
         if moment is None:
             return NONE
-        return format_datetime(
-            self._in_zone(moment), "yyyy-MM-dd HH:mm:ss.SSS zzz", locale=self.locale
-        )
+        local = self._in_zone(moment)
+        digits = local.replace(tzinfo=None).isoformat(" ", "milliseconds")
+        return f"{digits} {format_datetime(local, 'zzz', locale=self.locale)}"
 
     def _in_zone(self, moment: datetime) -> datetime:
         try:
@@ -285,7 +285,7 @@ class Formatter:
         moment = _moment(value)
         if moment is None:
             return NONE
-        return format_datetime(self._in_zone(moment), "HH:mm", locale=self.locale)
+        return f"{self._in_zone(moment):%H:%M}"
 
     def when(self, value: datetime | str | None) -> Markup:
         """Return a time as an element: relative to read and exact to hover, or the reverse."""
@@ -298,6 +298,12 @@ class Formatter:
         return Markup('<time datetime="{}" title="{}">{}</time>').format(
             moment.astimezone(UTC).isoformat(timespec="milliseconds"), *shown
         )
+
+
+@lru_cache(maxsize=_KEPT_NUMBERS)
+def _decimal(value: float, locale: Locale) -> str:
+    """Return a number in a language; kept, because a page shows the same ones in many cells."""
+    return format_decimal(value, locale=locale)
 
 
 def _moment(value: datetime | str | None) -> datetime | None:

@@ -1,11 +1,11 @@
 """Give the handler of a page the things it needs: the viewer, the API, the language, rendering."""
 
 import gettext
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from rooms.api.deps import ApiServices
 from rooms.api.fast_routes import App
+from rooms.api.pagination import MAX_LIMIT
 from rooms.api.sessions import PORTAL_PATH
 from rooms.console import charts
 from rooms.console.api_client import ApiClient, ApiProblemError, segment, wrong_fields
@@ -49,6 +50,8 @@ from rooms.errors import ForbiddenError, MalformedError, UnauthenticatedError
 
 if TYPE_CHECKING:
     from rooms.console.oidc import OidcSignIn
+
+IdT = TypeVar("IdT", int, str)
 
 HTML: Final = "text/html"
 FRAGMENT_HEADER: Final = b"x-rooms-fragment"
@@ -236,6 +239,25 @@ class Page:
             if exc.status in _NOT_ALLOWED:
                 return None
             raise
+
+    async def room_names(self, ids: Iterable[int | None]) -> dict[int, str]:
+        """Return the names of the rooms that the viewer may read, by id: own ones and of others."""
+        wanted = {one for one in ids if one is not None}
+        names = await self._names("/rooms", wanted)
+        return names | await self._names("/rooms", wanted - names.keys(), shared=True)
+
+    async def subscription_names(self, ids: Iterable[str | None]) -> dict[str, str]:
+        """Return the names of the organisation's own subscriptions, by id."""
+        return await self._names("/subscriptions", {one for one in ids if one is not None})
+
+    async def _names(self, path: str, ids: Collection[IdT], **query: Any) -> dict[IdT, str]:
+        names: dict[IdT, str] = {}
+        ordered = sorted(ids)
+        for first in range(0, len(ordered), MAX_LIMIT):
+            asked = ",".join(map(str, ordered[first : first + MAX_LIMIT]))
+            found = await self.optional(path, id=asked, limit=MAX_LIMIT, **query)
+            names |= {} if found is None else {one["id"]: one["name"] for one in found["items"]}
+        return names
 
     def redirect(
         self, path: str, *, done: str | None = None, refused: str | None = None

@@ -21,7 +21,9 @@ PATH: Final = f"{HOME}/subscriptions"
 SUBSCRIPTION: Final = f"{PATH}/{{subscription_id:str}}"
 _ORDERING: Final = f"{SUBSCRIPTION}/ordering"
 DONE: Final = {"head-skipped": "The key goes on; its former head stays sidelined."}
-_LATEST: Final = 200
+_UNWELL: Final = 200
+_LATEST: Final = 100
+"""Deliveries of which a subscription's page shows the share that succeeded, and the latencies."""
 _SHOWN: Final = 10
 
 
@@ -40,19 +42,18 @@ async def list_subscriptions(page: PageDep) -> Response[str]:
         contains=page.query("contains"),
         role=page.query("role") if room is None else None,
     )
-    rooms = await page.optional("/rooms", limit=200)
     return page.render(
         "subscriptions.html",
         found=found,
         unwell=None,
         health=await find_unwell(page, found["items"]),
-        room_names={one["id"]: one["name"] for one in (rooms or {}).get("items", ())},
+        room_names=await page.room_names(one["room_id"] for one in found["items"]),
         **_conditions(page),
     )
 
 
 async def _list_unwell(page: Page) -> Response[str]:
-    status = await page.api.get("/status", limit=_LATEST)
+    status = await page.api.get("/status", limit=_UNWELL)
     wanted = page.query("health")
     unwell = [one for one in status["subscriptions"] if wanted in {"any", one["condition"]}]
     return page.render(

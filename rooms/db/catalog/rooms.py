@@ -5,7 +5,7 @@ transaction. That counts the plan version up, which every publisher notices, and
 a room happen at a time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -201,11 +201,12 @@ async def list_rooms(
     limit: int,
     shared: bool = False,
     contains: str | None = None,
+    chosen: Collection[RoomId] | None = None,
 ) -> Sequence[Room]:
     """Return the principal's own rooms, newest first, older than `before`, if given of `name`.
 
     `shared`: rooms of others instead, in which it has a grant or a subscription. `contains`: only
-    rooms whose name has this in it, in any case.
+    rooms whose name has this in it, in any case. `chosen`: only rooms of these ids.
     """
     organisation = principal.organisation_id
     statement = select(rooms).where(~rooms.c.deleting)  # as the index has it
@@ -220,6 +221,8 @@ async def list_rooms(
         statement = statement.where(rooms.c.name == name)
     if contains is not None:
         statement = statement.where(rooms.c.name.icontains(contains, autoescape=True))
+    if chosen is not None:
+        statement = statement.where(rooms.c.id.in_(chosen))
     if before is not None:
         # The first condition is that of the index.
         statement = statement.where(

@@ -213,12 +213,13 @@ async def list_subscriptions(
     limit: int,
     contains: str | None = None,
     kind: SubscriptionType | None = None,
+    chosen: Collection[SubscriptionId] | None = None,
 ) -> Sequence[Subscription]:
     """Return subscriptions, newest first: of a room, of a subscriber, or both.
 
     With neither, those of other organisations to the principal's own rooms. `contains`: only those
-    whose name has this in it, in any case. Of `pending` ones, also those whose proposal waits. A
-    restricted key sees its own ones only.
+    whose name has this in it, in any case; `chosen`: only those of these ids. Of `pending` ones,
+    also those whose proposal waits. A restricted key sees its own ones only.
     """
     statement = (
         select(subscriptions)
@@ -245,6 +246,8 @@ async def list_subscriptions(
     if principal.rooms is not None:
         statement = statement.where(subscriptions.c.room_id.in_(principal.rooms))
     statement = statement.where(*_selected(name=name, contains=contains, kind=kind, status=status))
+    if chosen is not None:
+        statement = statement.where(subscriptions.c.id.in_(chosen))
     if before is not None:
         statement = statement.where(subscriptions.c.id < before)
     return [subscription_from_row(row) for row in (await connection.execute(statement)).mappings()]

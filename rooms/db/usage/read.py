@@ -31,7 +31,11 @@ _COLUMNS: Final[Mapping[UsageDimension, str]] = {
     UsageDimension.APPLICATION: "application",
 }
 _WINDOW: Final = timedelta(days=1)
-"""The hours that one statement sums up."""
+"""The most hours that one statement sums up."""
+_STARTS: Final[Mapping[UsagePeriod, str]] = {
+    UsagePeriod.HOUR: "hour",
+    UsagePeriod.DAY: "date_trunc('day', hour, 'UTC')",
+}
 _SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
 _NAMES: Final = ", ".join(f"g.{name}" for name in COUNTERS)
 _OWN: Final = " AND (organisation_id = :whose OR owner_id = :whose)"
@@ -88,20 +92,22 @@ async def list_usage(
 ) -> list[UsageRow]:
     """Return rows by time, then by group; `after`: the last one of the page before.
 
-    One statement sums up one day at most; days without rows are skipped.
+    One statement sums up one day at most; days without rows are skipped. As the groups of an hour
+    may be thousands, the first statement sums up one period.
     """
     found: list[UsageRow] = []
     start = query.since if after is None else after[0]
+    window = query.per.length if query.by else _WINDOW
     while len(found) < limit:
         hour = await _next_hour(connection, query, start)
         if hour is None:
             break
         begin = query.per.floor(hour)
-        end = min(begin + _WINDOW, query.until)
+        end = min(begin + window, query.until)
         found += await _sum_window(
             connection, query, (max(begin, query.since), end), after, limit - len(found)
         )
-        start, after = end, None
+        start, after, window = end, None, min(2 * window, _WINDOW)
     return found
 
 
@@ -146,7 +152,6 @@ async def _sum_window(
     limit: int,
 ) -> list[UsageRow]:
     values: dict[str, Any] = {
-        "per": query.per.value,
         "since": window[0],
         "until": window[1],
         "limit": limit,
@@ -195,7 +200,7 @@ def _sum_statement(query: UsageQuery, *, following: bool) -> Any:
             g.of_type AS event_type, g.of_application AS application, {_NAMES}
         FROM (
             SELECT start, of_organisation, of_room, of_type, of_application, {_SUMS} FROM (
-                SELECT date_trunc(:per, hour, 'UTC') AS start, {groups}, {", ".join(COUNTERS)} FROM usage_hours
+                SELECT {_STARTS[query.per]} AS start, {groups}, {", ".join(COUNTERS)} FROM usage_hours
                 WHERE hour >= :since AND hour < :until{own}
             ) u{position}
             GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5 LIMIT :limit

@@ -188,6 +188,21 @@ async def test_a_key_for_things_of_others_opens_none_of_them(api: Api, two: Two)
             assert answer.status_code == 403 or answer.json()["items"] == []
 
 
+async def test_lists_by_ids_leave_out_what_is_of_others(api: Api, two: Two) -> None:
+    room, subscription = (
+        f"{two.own[name]},{two.theirs[name]}" for name in ("room_id", "subscription_id")
+    )
+    for path, key, names in (
+        (f"/rooms?id={room}", two.one.key, {two.own["room_id"]}),
+        (f"/rooms?id={room}", two.other.key, {two.theirs["room_id"]}),
+        (f"/rooms?id={room}&shared=true", two.one.key, set()),
+        (f"/subscriptions?id={subscription}", two.one.key, {two.own["subscription_id"]}),
+        (f"/subscriptions?id={two.theirs['subscription_id']}&role=owner", two.one.key, set()),
+    ):
+        answer = await api.call("GET", path, key)
+        assert {str(one["id"]) for one in answer.json()["items"]} == names, path
+
+
 async def test_a_cursor_of_another_shows_only_what_is_ones_own(api: Api, two: Two) -> None:
     """Check every list with a cursor of the other organisation."""
     tried = 0

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rooms.domain.ids import MAX_ROOM
 from tests.integration.rooms.api.conftest import Api, room_body
 
 MONTH_MS = 30 * 86_400_000
@@ -177,6 +178,25 @@ async def test_a_room_is_found_by_its_name(api: Api) -> None:
     wanted = await api.room("two")
     assert (await api.call("GET", "/rooms?name=two")).json()["items"] == [wanted]
     assert (await api.call("GET", "/rooms?name=three")).json()["items"] == []
+
+
+async def test_rooms_and_subscriptions_are_listed_by_their_ids(api: Api) -> None:
+    rooms = [(await api.room(name))["id"] for name in ("one", "two", "three")]
+    subscriptions = [(await api.subscription(room, "crm"))["id"] for room in rooms]
+    for path, ids in (("/rooms", rooms), ("/subscriptions", subscriptions)):
+        asked = {"id": f"{ids[0]},{ids[2]},{ids[0]}"}
+        found = (await api.call("GET", path, params=asked)).json()
+        assert [one["id"] for one in found["items"]] == [ids[2], ids[0]]
+        first = (await api.call("GET", path, params=asked | {"limit": 1})).json()
+        assert [one["id"] for one in first["items"]] == [ids[2]]
+        more = asked | {"limit": 1, "cursor": first["next_cursor"]}
+        assert (await api.call("GET", path, params=more)).json()["items"][0]["id"] == ids[0]
+        unknown = {"id": str(MAX_ROOM) if path == "/rooms" else "0" * 8 + subscriptions[0][8:]}
+        assert (await api.call("GET", path, params=unknown)).json()["items"] == []
+        for wrong in ("", ",", f"{ids[0]},", "x", "0", "-1", "9" * 10, "1" * 8000):
+            refused = await api.call("GET", path, params={"id": wrong})
+            assert refused.status_code == 422, (path, wrong)
+            assert [one["field"] for one in refused.json()["errors"]] == ["id"]
 
 
 async def test_an_invalid_room_id_is_not_found(api: Api) -> None:

@@ -54,6 +54,27 @@ async def test_subscriptions_are_listed_and_filtered(browser: Browser) -> None:
     assert (await browser.get("/console/subscriptions?room=none")).status == 404
 
 
+async def test_rooms_are_named_however_many_there_are_and_whosever_they_are(
+    browser: Browser,
+) -> None:
+    await world(browser.api)
+    other = (await browser.api.room("partners", "other-admin"))["id"]
+    own = (await browser.api.call("GET", "/whoami")).json()["organisation"]["id"]
+    await browser.api.made(
+        f"/rooms/{other}/grants", {"organisation_id": own, "kind": "subscribe"}, "other-admin"
+    )
+    await browser.api.subscription(other, "of-partners", type="PULL")
+    await browser.api.sql(
+        "INSERT INTO rooms (id, organisation_id, name, delivery_delay_ms, delivery_delay_multiplier, delivery_attempts)"
+        " SELECT 1000000 + n, %s, 'room-' || n, 1000, 2, 10 FROM generate_series(1, 250) n",
+        own,
+    )
+    await browser.sign_in("viewer")
+    page = await browser.get("/console/subscriptions")
+    assert "shop" in page.text
+    assert "partners" in page.text.replace("of-partners", "")
+
+
 async def fail(api: Api, subscription: str) -> None:
     """Let the deliveries of a subscription wait for a retry."""
     await api.sql(

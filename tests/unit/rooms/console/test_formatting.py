@@ -92,6 +92,11 @@ def test_times_are_relative_with_the_exact_one_beside() -> None:
     assert "3 minutes ago" in element
 
 
+def test_a_time_is_cut_to_the_millisecond() -> None:
+    assert ENGLISH.exact("2026-11-23T13:57:05.999999Z") == "2026-11-23 13:57:05.999 UTC"
+    assert ENGLISH.exact("2026-11-23T13:57:05.004500Z") == "2026-11-23 13:57:05.004 UTC"
+
+
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "America/Los_Angeles"])
 @pytest.mark.parametrize("value", ["9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00Z"])
 def test_a_time_that_the_zone_has_not_is_shown_in_utc_at_worst(zone: str, value: str) -> None:
