@@ -26,6 +26,11 @@ from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
 
 POLL_S: Final = 1.0
 _BATCH: Final = 500
+_MIN_BATCH: Final = 50
+_TURN_S: Final = 0.012
+"""The time that a claim may take while organisations take turns: the next one waits for it."""
+_TURNS_S: Final = 5.0
+"""The time after a claim for the others in which they may have more."""
 _MAX_UNSETTLED_BYTES: Final = 256 * 1024 * 1024
 """Payloads in memory: with large ones, fewer tasks than the credit allows."""
 _FULL_SCAN_SHARE: Final = 20
@@ -70,6 +75,9 @@ class PostgresConsumer:
         self._unsettled_bytes = 0
         self._excluded: frozenset[SubscriptionId] = frozenset()
         self._turns = ClaimTurns[ClaimedBatch, ClaimWatermarks](ClaimWatermarks())
+        self._rows_of_a_turn = _BATCH
+        """As many as the last large claim took in `_TURN_S`."""
+        self._others_until = 0.0
         self._dead_workers: list[int] = []
         self._next_dead_check = 0.0
         self._next_full_scan = 0.0
@@ -153,6 +161,8 @@ class PostgresConsumer:
                 self._turns.has_several_organisations = several
             full_scan = full_scan or not set(self._dead_workers) <= set(known)
         turn = self._turns.scan_all() if full_scan else self._turns.next()
+        if turn.organisation is not None and now < self._others_until:
+            limit = min(limit, max(_MIN_BATCH, self._rows_of_a_turn))
         excluded = self._excluded
         claim = await self._outbox.claim(
             limit=limit,
@@ -164,6 +174,11 @@ class PostgresConsumer:
             excluded=excluded.union(turn.excluded_subscriptions),
             excluded_organisations=turn.excluded,
         )
+        if claim.row_count >= _MIN_BATCH:
+            took_s = max(0.001, time.monotonic() - now)
+            self._rows_of_a_turn = int(claim.row_count * _TURN_S / took_s)
+        if turn.organisation is None and claim.tasks and self._turns.has_backlog:
+            self._others_until = now + _TURNS_S
         self._turns.record(turn, claim, exhausted=claim.row_count < limit)
         if full_scan:
             done = time.monotonic()

@@ -17,6 +17,7 @@ from rooms.db.queue.holds import HeldGroup, Holds
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import SubscriptionId
 from rooms.domain.state_machine import Reason, State
 from rooms.errors import StorageRefusedError
 from tests.support.broker_client import (
@@ -502,17 +503,53 @@ async def test_a_claim_that_ran_out_is_counted_too(installation: Installation) -
     assert taken.crash_count == 1
 
 
+async def other_organisation(installation: Installation, *subscriptions: SubscriptionId) -> None:
+    """Give subscriptions to a new organisation."""
+    other = await installation.value(
+        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'other') RETURNING id::text"
+    )
+    await installation.rows(
+        "UPDATE subscriptions SET organisation_id = %s WHERE id = ANY (%s::uuid[])",
+        other,
+        list(subscriptions),
+    )
+
+
+@pytest.mark.parametrize("others", [0, 3])
+async def test_claims_in_turn_are_as_small_as_their_time_allows(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """Another organisation waits for each claim; without one, claims stay large."""
+    monkeypatch.setattr("delivery.brokers.postgres._TURN_S", 1e-9)
+    large, small = await installation.subscribe(), await installation.subscribe()
+    await other_organisation(installation, small)
+    await installation.publish_many(large, 2_000, due=ago(60))
+    if others:
+        await installation.publish_many(small, others, due=ago(1))
+    consumer = PostgresConsumer(installation.url, credit=10_000, claim_s=60, poll_s=0.01)
+    sizes: list[int] = []
+    async with batches(consumer) as found:
+        while sum(sizes) < 2_000 + others:
+            batch = [copy.subscription_id for copy in await anext(found)]
+            sizes.append(len(batch))
+            # More for the other one, so that it is one of several to the end.
+            if others and small in batch and sum(sizes) < 2_000:
+                await installation.publish_many(small, 1, due=ago(0))
+                others += 1
+    assert sizes[0] == 500
+    if others:
+        assert sizes[:3] == [500, 3, 50]
+        assert set(sizes[3:]) <= {1, 50, sizes[-1]}
+    else:
+        assert sizes[:3] == [500, 500, 500]
+
+
 async def test_a_burst_of_one_organisation_keeps_no_other_waiting(
     installation: Installation,
 ) -> None:
     """Claim what was published behind it in the second batch, and all of it once."""
     large, small = await installation.subscribe(), await installation.subscribe()
-    other = await installation.value(
-        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'other') RETURNING id::text"
-    )
-    await installation.rows(
-        "UPDATE subscriptions SET organisation_id = %s WHERE id = %s", other, small
-    )
+    await other_organisation(installation, small)
     await installation.publish_many(large, 3_000, due=ago(60))
     await installation.publish_many(small, 3, due=ago(1))
     consumer = PostgresConsumer(installation.url, credit=10_000, claim_s=60, poll_s=600)
