@@ -31,7 +31,7 @@ MAX_STREAMS_OF_ORGANISATION: Final = 50
 MAX_STREAM_S: Final = 3600.0
 """A stream ends then; the browser opens another one."""
 MAX_PAUSE_S: Final = 120.0
-_PAUSE_FACTOR: Final = 100
+_PAUSE_FACTOR: Final = 150
 _END: Final = b"event: end\ndata: end\n\n"
 _OF_BROWSER: Final = frozenset({b"cookie", b"accept-language", b"x-forwarded-proto"})
 """Headers that decide who looks, and in which language; HTTPS decides the cookie's name."""
@@ -117,7 +117,7 @@ class LiveStreams:
                 yield b"data: " + msgspec.json.encode(content.decode()) + b"\n\n"
             else:
                 yield b": same\n\n"
-            # Whatever a page costs, keeping it open costs less than a hundredth of a core.
+            # Whatever a page costs, keeping it open costs well below a hundredth of a core.
             pause_s = max(self._every_s, (loop.time() - began) * _PAUSE_FACTOR)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), min(pause_s, MAX_PAUSE_S))

@@ -1,7 +1,8 @@
 """Give the handler of a page the things it needs: the viewer, the API, the language, rendering."""
 
+import asyncio
 import gettext
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -414,6 +415,19 @@ def unsigned_page(request: Request[Any, Any, Any]) -> Page:
             exact_times=read_preference(request.scope, "times") == "exact",
         ),
     )
+
+
+async def all_parts(*parts: Awaitable[Any]) -> list[Any]:
+    """Read parts of a page at once, which mostly wait for PostgreSQL. Raise the first error."""
+    found = await asyncio.gather(*parts, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return found
+
+
+async def no_part() -> None:
+    """Stand for a part that a page does not have for its viewer."""
 
 
 async def provide_page(request: Request[Any, Any, Any]) -> Page:

@@ -13,7 +13,7 @@ from rooms.console.conditions import (
     read_last_hour,
     summarize,
 )
-from rooms.console.page import HOME, Page, PageDep
+from rooms.console.page import HOME, Page, PageDep, all_parts, no_part
 from rooms.console.retry_schedule import read_schedule
 from rooms.domain.state_machine import ENDED_STATUSES
 
@@ -78,9 +78,15 @@ async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Re
     own = subscription["own"]
     room = subscription["room"]
     is_push = subscription["type"] == "PUSH"
-    unwell = (await find_unwell(page, [subscription]) or {}).get(subscription["id"])
+    found, hour, counts, latest, lane = await all_parts(
+        find_unwell(page, [subscription]),
+        read_last_hour(page, f"{at}/activity"),
+        page.optional(f"{at}/counts"),
+        page.optional(f"{at}/deliveries", limit=_LATEST) if own else no_part(),
+        page.optional(f"{at}/lane") if own and is_push else no_part(),
+    )
+    unwell = (found or {}).get(subscription["id"])
     together, names = await find_together(page, subscription["id"]) if unwell else ([], {})
-    latest = await page.optional(f"{at}/deliveries", limit=_LATEST) if own else None
     return page.render(
         "subscription.html",
         subscription=subscription,
@@ -89,9 +95,9 @@ async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Re
         conditions=condition_names(page),
         together=together,
         names=names,
-        counts=await page.optional(f"{at}/counts"),
-        hour=await read_last_hour(page, f"{at}/activity"),
-        lane=await page.optional(f"{at}/lane") if own and is_push else None,
+        counts=counts,
+        hour=hour,
+        lane=lane,
         recent=None if latest is None else latest["items"][:_SHOWN],
         health=None if latest is None else summarize(latest["items"]),
         schedule=read_schedule(subscription, room) if own and is_push and room else None,

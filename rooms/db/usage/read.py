@@ -92,12 +92,12 @@ async def list_usage(
 ) -> list[UsageRow]:
     """Return rows by time, then by group; `after`: the last one of the page before.
 
-    One statement sums up one day at most; days without rows are skipped. As the groups of an hour
-    may be thousands, the first statement sums up one period.
+    One statement sums up one day at most; days without rows are skipped. As the rooms of an hour
+    may be thousands, the first statement sums up one period where rows are grouped by them.
     """
     found: list[UsageRow] = []
     start = query.since if after is None else after[0]
-    window = query.per.length if query.by else _WINDOW
+    window = query.per.length if query.by - {UsageDimension.ORGANISATION} else _WINDOW
     while len(found) < limit:
         hour = await _next_hour(connection, query, start)
         if hour is None:
