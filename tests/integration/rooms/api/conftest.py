@@ -95,6 +95,8 @@ class Api:
         headers = dict(more.pop("headers", {}))
         if key is not None:
             headers["Authorization"] = f"Bearer {self.keys.get(key, key)}"
+        # As over a network: refusals in a row would keep the loop for as long as all of them take.
+        await asyncio.sleep(0)
         return await self.http.request(method, f"/v1{path}", headers=headers, **more)
 
     async def made(self, path: str, body: dict[str, Any], key: str = "admin") -> dict[str, Any]:
