@@ -215,6 +215,8 @@ def parse_filter_rooms(field: str, text: str | None) -> set[RoomId] | None:
         raise InvalidError(
             FieldProblem(field, f"is ids of rooms, whole numbers up to {MAX_ROOM}, as in 5,17")
         )
+    if len(ids) > MAX_LIMIT:
+        raise InvalidError(FieldProblem(field, f"has more than {MAX_LIMIT} ids"))
     return {RoomId(int(one)) for one in ids}
 
 

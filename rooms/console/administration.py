@@ -16,7 +16,6 @@ from rooms.domain.job import CANCELLABLE, JobKind
 PATH: Final = f"{HOME}/administration"
 JOBS_PATH: Final = f"{HOME}/jobs"
 _MAX_WAITING: Final = 50
-"""So many rooms have their names in the list of jobs."""
 DOCTOR_PATH: Final = f"{PATH}/doctor"
 RETENTION_PATH: Final = f"{PATH}/retention"
 _CHECKS_SHOWN: Final = 5

@@ -1,4 +1,4 @@
-"""Test how a process fails to start: one line for an outage, a traceback for a bug."""
+"""Test how a process starts, and fails to: one line for an outage, a traceback for a bug."""
 
 import asyncio
 import gc
