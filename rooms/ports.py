@@ -118,6 +118,10 @@ class BrokerUsers(Protocol):
         """Return the number of dead letters. Recent ones may not be counted yet."""
         ...
 
+    async def keeps_rejected(self) -> bool:
+        """Return whether a rejection becomes a dead letter whichever protocol the reader uses."""
+        ...
+
     async def pull_queue_depths(self) -> Mapping[SubscriptionId, int]:
         """Return the messages in each PULL queue of this installation."""
         ...

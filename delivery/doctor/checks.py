@@ -5,12 +5,14 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Final
 
 from delivery.maintenance.cleanup import delete_orphan_queues
 from delivery.maintenance.resend import BrokerRecovery
 from delivery.sideline.audit import AuditResult, SidelineAudit
 from delivery.sideline.loader import SidelineLoader
+from rooms.db.catalog.native_subscriptions import native_passwords
 from rooms.db.queue.integrity import (
     START,
     WORK_TABLES,
@@ -41,6 +43,7 @@ REPAIR_CRASHES: Final = 10
 """Workers in a row that died with a delivery claimed, from which a repair sidelines it."""
 DELIVERY_EXAMPLES: Final = 5
 _CLAIM_EXAMPLES: Final = 5
+_NATIVE_EXAMPLES: Final = 5
 _RECOUNT_EVERY_S: Final = 0.5
 _MISMATCHES: Final = {
     MismatchKind.MISSING: "unfinished or sidelined deliveries without a work row",
@@ -117,7 +120,25 @@ class BrokerQueueCheck:
                 found.append(await self._repair_empty_broker(count, repair=repair))
         elif lacking := await self._lacking_queues():
             found.append(await self._repair_lacking(lacking, repair=repair))
+        found += await self._check_rejections()
         return [*found, *await self._check_orphan_queues(repair=repair)]
+
+    async def _check_rejections(self) -> list[DoctorFinding]:
+        users = self._broker.users
+        if users is None:
+            return []
+        natives = await native_passwords(self._writer)
+        if not natives or await users.keeps_rejected():
+            return []
+        return [
+            DoctorFinding(
+                part=BROKER,
+                description="native subscriptions that lose what a STOMP client rejects by NACK",
+                count=len(natives),
+                examples=[str(subscription) for subscription in islice(natives, _NATIVE_EXAMPLES)],
+                advice="give the broker the interceptor rooms/local/NackInterceptor.java",
+            )
+        ]
 
     async def _repair_empty_broker(self, count: int, *, repair: bool) -> DoctorFinding:
         if repair:

@@ -1,6 +1,7 @@
 """Run Apache Artemis and Apache ZooKeeper as local servers, each on one port of loopback."""
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from rooms.local.maven import (
     fetch_package,
     find_java,
 )
+from rooms.local.nack_interceptor import compile_interceptor
 from rooms.local.pidfile import write_private
 
 _ANSWER_TIMEOUT_S: Final = 2.0
@@ -218,11 +220,18 @@ class EmbeddedArtemis(JavaServer):
         """Return `stomp://user:password@127.0.0.1:port`."""
         return f"stomp://{USER}:{self.password}@127.0.0.1:{self.port}"
 
-    def prepare(self) -> None:
+    def fetch(self) -> None:
         # super() without arguments fails in classes that `slots=True` has recreated.
+        """Fetch the broker, and compile its interceptor."""
+        JavaServer.fetch(self)
+        self._compile_interceptor()
+
+    def prepare(self) -> None:
         """Prepare as every Java server, and measure the disk at the first start."""
         JavaServer.prepare(self)
-        (self.folder / "tmp").mkdir(mode=0o700, exist_ok=True)
+        for name in ("tmp", "lib"):
+            (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(self._compile_interceptor(), self.folder / "lib/nack-interceptor.jar")
         if not self._sync_time_file.exists():
             write_private(self._sync_time_file, f"{sync_time_ns(self.data_dir)}\n")
 
@@ -231,17 +240,16 @@ class EmbeddedArtemis(JavaServer):
         return {path: text.format(**values) for path, text in _ARTEMIS_SETTINGS.items()}
 
     def argv(self) -> list[str]:
-        home = self.cache / ARTEMIS.folder / f"apache-artemis-{ARTEMIS_VERSION}"
         etc = self.folder / "etc"
         return self._command(
             "run",
-            classpath=home / "lib/artemis-boot.jar",
+            classpath=self._home / "lib/artemis-boot.jar",
             options=FAST_START_OPTIONS if self.fast_start else ("-XX:+UseG1GC",),
             properties={
                 "java.io.tmpdir": str(self.folder / "tmp"),
                 "log4j2.configurationFile": (etc / "log4j2.properties").as_uri(),
                 "log4j2.disableJmx": "true",
-                "artemis.home": str(home),
+                "artemis.home": str(self._home),
                 "artemis.instance": str(self.folder),
                 "artemis.instance.etc": str(etc),
                 "data.dir": str(self.data_dir),
@@ -263,6 +271,13 @@ class EmbeddedArtemis(JavaServer):
         # The broker logs a warning for each connection that ends without DISCONNECT.
         connection.sendall(b"DISCONNECT\nreceipt:goodbye\n\n\0")
         return read_until(connection, b"\0").lstrip().startswith(b"RECEIPT")
+
+    def _compile_interceptor(self) -> Path:
+        return compile_interceptor(self.cache, self._find_java(), self._home / "lib")
+
+    @property
+    def _home(self) -> Path:
+        return self.cache / ARTEMIS.folder / f"apache-artemis-{ARTEMIS_VERSION}"
 
     @property
     def _sync_time_file(self) -> Path:

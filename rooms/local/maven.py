@@ -20,8 +20,8 @@ from rooms.local.errors import FetchError, MissingError
 
 MIN_JAVA = 17
 INSTALL_HINT = (
-    "on Debian and Ubuntu `apt install default-jre-headless maven`, "
-    "on Fedora `dnf install java-21-openjdk-headless maven`, "
+    "on Debian and Ubuntu `apt install default-jdk-headless maven`, "
+    "on Fedora `dnf install java-21-openjdk-devel maven`, "
     "on macOS `brew install openjdk maven`"
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -133,7 +133,7 @@ def fetch_package(
         return folder
     maven = find_maven(environment)
     cache.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with _lock(cache / f".{package.folder}.lock"):
+    with locked(cache / f".{package.folder}.lock"):
         # Another process may have fetched it while this one waited for the lock.
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(prefix=f".{package.folder}.", dir=cache) as work:
@@ -173,7 +173,8 @@ def _run_maven(
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of this file, which is created if it is missing."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from stomp import ConnectionListener, StompConnection12
+from stomp import ConnectionListener, StompConnection11, StompConnection12
 from stomp.exception import ConnectFailedException, NotConnectedException
 from stomp.utils import Frame
 
@@ -28,13 +28,20 @@ class Reader(ConnectionListener):  # type: ignore[misc]
     """
 
     def __init__(
-        self, url: str, user: str, password: str, *, authority: Path | None = None
+        self,
+        url: str,
+        user: str,
+        password: str,
+        *,
+        authority: Path | None = None,
+        version: type[StompConnection11] = StompConnection12,
     ) -> None:
         """`authority`: by TLS, from a broker whose certificate it signed."""
         self.came: queue.Queue[Frame] = queue.Queue()
+        self._receipts: queue.Queue[str] = queue.Queue()
         self.errors: queue.Queue[str] = queue.Queue()
         self.over = False
-        self.connection = StompConnection12(
+        self.connection = version(
             list(parse_stomp_url(url).hosts), reconnect_attempts_max=1, auto_decode=False
         )
         if authority is not None:
@@ -51,14 +58,23 @@ class Reader(ConnectionListener):  # type: ignore[misc]
     def on_error(self, frame: Frame) -> None:
         self.errors.put(f"{frame.headers.get('message')} {frame.body}")
 
+    def on_receipt(self, frame: Frame) -> None:
+        self._receipts.put(frame.headers["receipt-id"])
+
     def on_disconnected(self) -> None:
         self.over = True
 
-    def read(self, destination: str, routing: str = "MULTICAST") -> None:
+    def read(
+        self, destination: str, routing: str = "MULTICAST", *, ack: str = "client-individual"
+    ) -> None:
         """Take what comes; each message is acknowledged by `next`."""
         self.connection.subscribe(
-            destination, id="1", ack="client-individual", headers={"subscription-type": routing}
+            destination, id="1", ack=ack, headers={"subscription-type": routing}
         )
+
+    def receipt(self, name: str) -> None:
+        """Wait for the next receipt, which must have this name."""
+        assert self._receipts.get(timeout=PATIENCE_S) == name
 
     def send(self, destination: str, routing: str = "MULTICAST") -> None:
         headers = {
@@ -91,10 +107,15 @@ class Reader(ConnectionListener):  # type: ignore[misc]
 
 @contextmanager
 def reader(
-    url: str, user: str, password: str, *, authority: Path | None = None
+    url: str,
+    user: str,
+    password: str,
+    *,
+    authority: Path | None = None,
+    version: type[StompConnection11] = StompConnection12,
 ) -> Iterator[Reader]:
     """Closed in the end. RefusedError: it did not come in."""
-    found = Reader(url, user, password, authority=authority)
+    found = Reader(url, user, password, authority=authority, version=version)
     try:
         yield found
     finally:

@@ -187,6 +187,13 @@ class ManagementClient:
         ((share,),) = await self._send([("broker", {"_AMQ_Attribute": "diskStoreUsage"}, [])])
         return float(share) if share > 0 else None
 
+    async def interceptors(self) -> Sequence[str]:
+        """Return the class names of the broker's interceptors of incoming frames."""
+        ((names,),) = await self._send(
+            [("broker", {"_AMQ_Attribute": "incomingInterceptorClassNames"}, [])]
+        )
+        return [str(name) for name in names]
+
     async def depth(self, queue: BrokerQueue) -> int:
         """Return the messages in a queue: waiting, scheduled or handed out. 0 if it does not exist.
 

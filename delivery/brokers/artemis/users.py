@@ -23,6 +23,7 @@ WithManagement = Callable[[Callable[[ManagementClient], Awaitable[_T]]], Awaitab
 
 _ROOMS_ROLE: Final = "amq"
 """The role of Rooms' own user in `rooms/local/broker.xml`."""
+_NACK_INTERCEPTOR: Final = "rooms.NackInterceptor"
 _PBKDF2_ROUNDS: Final = 1024
 _SALT_BYTES: Final = 32
 _KEY_BYTES: Final = 64
@@ -58,6 +59,13 @@ class ArtemisUsers:
             lambda management: management.depth(self._queue_names.dead_letters)
         )
         return found
+
+    async def keeps_rejected(self) -> bool:
+        """Return whether the broker has the interceptor that keeps what STOMP clients reject."""
+        found: Sequence[str] = await self._with_management(
+            lambda management: management.interceptors()
+        )
+        return _NACK_INTERCEPTOR in found
 
     async def pull_queue_depths(self) -> Mapping[SubscriptionId, int]:
         """Return the depths of all PULL queues, with one request for every five hundred."""

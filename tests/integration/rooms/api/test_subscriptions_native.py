@@ -43,6 +43,9 @@ class Doorman:
     async def dead_letter_depth(self) -> int:
         raise AssertionError("the API asks for no depths")
 
+    async def keeps_rejected(self) -> bool:
+        raise AssertionError("the API asks for no interceptor")
+
     async def pull_queue_depths(self) -> Mapping[SubscriptionId, int]:
         raise AssertionError("the API asks for no depths")
 

@@ -6,6 +6,8 @@ twice by this.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -13,9 +15,13 @@ from urllib.parse import urlsplit
 import pytest
 from proton import Delivery, Message, SSLDomain
 from proton.utils import BlockingConnection
+from stomp import StompConnection11
 
+from delivery.brokers.artemis import users
+from delivery.doctor.checks import BrokerQueueCheck
 from delivery.maintenance.native_queues import update_broker_metrics
 from rooms.backend_urls import parse_stomp_url
+from rooms.clock import SystemClock
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.room import destination_name
@@ -241,24 +247,138 @@ async def test_stomp_reads_both_spellings_and_the_standard_headers(house: House)
     assert hyphens == {name: value for name, value in headers.items() if name.startswith("rooms_")}
 
 
-async def test_to_artemis_a_stomp_nack_is_an_ack(house: House) -> None:
-    """No setting of the broker changes this. The test shows when that is no longer true."""
+async def by_stomp(
+    house: House, native: SubscriptionId, answers: Sequence[str], *, ack: str = "client-individual"
+) -> list[DeliveryId]:
+    """Receive as many messages as there are answers, then send each: ack, nack, or nothing."""
+
+    def take() -> list[DeliveryId]:
+        with reader(house.url, house.gate.user_name(native), PASSWORD) as client:
+            client.read(destination_name(house.installation.room, native), ack=ack)
+            frames = [client.came.get(timeout=_TIMEOUT_S) for _ in answers]
+            for frame, answer in zip(frames, answers, strict=True):
+                if answer:
+                    getattr(client.connection, answer)(frame.headers["ack"], receipt="answered")
+                    client.receipt("answered")
+            assert client.errors.empty()
+            return [DeliveryId(frame.headers["rooms_delivery_id"]) for frame in frames]
+
+    return await asyncio.to_thread(take)
+
+
+async def test_stomp_nack_is_sidelined_and_shovelled(house: House) -> None:
+    native, copies = await handed_over(house, 3)
+    found = await by_stomp(house, native, ["nack", "ack", "nack"])
+    by_id = {copy.delivery_id: copy for copy in copies}
+    first, second, third = (by_id[identity] for identity in found)
+    await house.sidelined(first, third)
+    assert await house.installation.state(second) is State.HANDED_OVER
+    row = await house.installation.delivery(first)
+    assert (row["reason"], row["last_error"]) == (
+        Reason.NACKED,
+        "its reader rejected it at the broker",
+    )
+    assert house.counted("sidelined") == 2
+    assert await house.broker.depth(native) == 0
+    await house.shovel(first)
+    async with relaying(house.installation.url, house.broker):
+        await house.ended(first)
+    # Rejected, returned and rejected again: the broker does not take the copy for a duplicate.
+    assert await by_stomp(house, native, ["nack"]) == [first.delivery_id]
+    await house.sidelined(first)
+    assert house.counted("sidelined") == 3
+
+
+async def test_nack_without_individual_mode_rejects_what_came_before_it(house: House) -> None:
+    """As an ACK of a subscription with `ack:client` acknowledges everything up to its message."""
+    native, copies = await handed_over(house, 4)
+    found = await by_stomp(house, native, ["", "ack", "", "nack"], ack="client")
+    by_id = {copy.delivery_id: copy for copy in copies}
+    await house.sidelined(by_id[found[2]], by_id[found[3]])
+    states = [await house.installation.state(by_id[identity]) for identity in found[:2]]
+    assert states == [State.HANDED_OVER] * 2
+    assert await house.broker.depth(native) == 0
+
+
+async def test_stomp_1_1_rejects_by_message_and_subscription(house: House) -> None:
     native, (copy,) = await handed_over(house)
 
     def nack() -> None:
+        with reader(
+            house.url, house.gate.user_name(native), PASSWORD, version=StompConnection11
+        ) as client:
+            client.read(destination_name(house.installation.room, native))
+            frame = client.came.get(timeout=_TIMEOUT_S)
+            client.connection.nack(frame.headers["message-id"], "1", receipt="answered")
+            client.receipt("answered")
+
+    await asyncio.to_thread(nack)
+    await house.sidelined(copy)
+
+
+async def test_nack_of_an_unknown_message_is_an_error_and_rejects_nothing(house: House) -> None:
+    native, (copy,) = await handed_over(house)
+
+    def nack(identity: str) -> str:
         with reader(house.url, house.gate.user_name(native), PASSWORD) as client:
             client.read(destination_name(house.installation.room, native))
             frame = client.came.get(timeout=_TIMEOUT_S)
-            client.connection.nack(frame.headers["ack"])
+            consumer = frame.headers["ack"].split(",")[0]
+            client.connection.nack(identity.format(consumer=consumer))
+            return client.refused()
 
-    await asyncio.to_thread(nack)
-
-    async def over() -> bool:
-        return await house.broker.depth(native) == 0
-
-    await until(over, "the queue to be empty")
-    await house.look_for_dead_letters()
+    for identity in ("nonsense", "1,2,3", "{consumer},1", "x,y", "9999999999999999999999,1"):
+        assert await asyncio.to_thread(nack, identity), identity
+    assert await house.gate.dead_letter_depth() == 0
+    assert len(await house.read(native, 1, PASSWORD)) == 1
     assert await house.installation.state(copy) is State.HANDED_OVER
+
+
+async def test_rejected_messages_do_not_use_up_the_readers_window(house: House) -> None:
+    """Each message is larger than what the broker sends ahead."""
+    native = await house.subscribe(PASSWORD)
+    await house.keep()
+    payload = b'{"x":"%b"}' % (b"y" * 200_000)
+    copies = [
+        replace(copy, payload=payload)
+        for copy in await to_send(house.installation, native, kind=PULL, count=5)
+    ]
+    assert await house.broker.send(copies, not_before=[datetime.now(UTC)] * 5) == []
+
+    def reject_each() -> None:
+        with reader(house.url, house.gate.user_name(native), PASSWORD) as client:
+            client.read(destination_name(house.installation.room, native))
+            for _ in copies:
+                frame = client.came.get(timeout=_TIMEOUT_S)
+                client.connection.nack(frame.headers["ack"], receipt="answered")
+                client.receipt("answered")
+
+    await asyncio.to_thread(reject_each)
+    async with house.gate.consume_dead_letters(credit=10) as consumer:
+        tasks: list[DeliveryTask] = []
+        async with asyncio.timeout(_TIMEOUT_S):
+            async for batch in consumer.batches():
+                tasks += batch
+                if len(tasks) == len(copies):
+                    break
+    assert {task.delivery_id for task in tasks} == {copy.delivery_id for copy in copies}
+    assert {task.payload for task in tasks} == {payload}
+
+
+async def test_doctor_reports_a_broker_that_destroys_what_is_rejected(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.broker.put_sentinel()
+    doctor = BrokerQueueCheck(house.writer, house.broker, SystemClock(), lambda: None, settle_s=0)
+    assert await house.gate.keeps_rejected()
+    native = await house.subscribe(PASSWORD)
+    await house.keep()
+    assert await doctor.run(repair=False) == []
+    # A broker with another class has not this one.
+    monkeypatch.setattr(users, "_NACK_INTERCEPTOR", "rooms.Another")
+    (finding,) = await doctor.run(repair=True)
+    assert (finding.count, finding.repaired, finding.examples) == (1, 0, [native])
+    assert "NackInterceptor" in finding.advice
 
 
 @pytest.mark.parametrize("protocol", ["amqp", "core"])
