@@ -45,7 +45,7 @@ def compile_interceptor(cache: Path, java: Path, libraries: Path) -> Path:
 
 
 def _compile(java: Path, libraries: Path, classes: Path) -> None:
-    command = [
+    command: list[str | Path] = [
         *(java, "-m", f"{_COMPILER}/com.sun.tools.javac.Main"),
         *("--release", str(MIN_JAVA), "-proc:none", "-nowarn", "-d", classes),
         *("-classpath", os.pathsep.join(map(str, sorted(libraries.glob("*.jar")))), SOURCE),
