@@ -7,14 +7,17 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Final, NoReturn
 
 import pytest
 
 from rooms.local import FetchError, MissingError
 from rooms.local.java_servers import BROKER_XML, USER
+from rooms.local.nack_interceptor import SOURCE
 
-ARTEMIS_IMAGE: Final = "apache/artemis:2.56.0"
+ARTEMIS_DOCKERFILE: Final = Path(__file__).parents[2] / "compose/artemis.Dockerfile"
+ARTEMIS_TAG: Final = "rooms-artemis:tests"
 ZOOKEEPER_IMAGE: Final = "zookeeper:3.9.5"
 _START_TIMEOUT_S: Final = 120
 
@@ -58,24 +61,29 @@ def docker_answers() -> bool:
 
 @contextmanager
 def artemis_container() -> Iterator[str]:
-    """The broker's image with our own settings over its own."""
+    """The broker's image with our own settings over its own, and the interceptor built into it."""
     from testcontainers.core.container import DockerContainer
+    from testcontainers.core.image import DockerImage
     from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
     password = secrets.token_hex(8)
-    container = (
-        DockerContainer(ARTEMIS_IMAGE)
-        .with_env("ARTEMIS_USER", USER)
-        .with_env("ARTEMIS_PASSWORD", password)
-        .with_env("JAVA_ARGS_APPEND", "-Drooms.stomp.host=0.0.0.0")
-        .with_volume_mapping(
-            str(BROKER_XML), "/var/lib/artemis-instance/etc-override/broker.xml", "ro"
+    # The image stays: the next run builds nothing.
+    with DockerImage(
+        SOURCE.parent, tag=ARTEMIS_TAG, clean_up=False, dockerfile_path=str(ARTEMIS_DOCKERFILE)
+    ) as image:
+        container = (
+            DockerContainer(str(image))
+            .with_env("ARTEMIS_USER", USER)
+            .with_env("ARTEMIS_PASSWORD", password)
+            .with_env("JAVA_ARGS_APPEND", "-Drooms.stomp.host=0.0.0.0")
+            .with_volume_mapping(
+                str(BROKER_XML), "/var/lib/artemis-instance/etc-override/broker.xml", "ro"
+            )
+            .with_exposed_ports(61613)
+            .waiting_for(LogMessageWaitStrategy("AMQ221007").with_startup_timeout(_START_TIMEOUT_S))
         )
-        .with_exposed_ports(61613)
-        .waiting_for(LogMessageWaitStrategy("AMQ221007").with_startup_timeout(_START_TIMEOUT_S))
-    )
-    with container:
-        yield f"stomp://{USER}:{password}@{container.get_container_host_ip()}:{container.get_exposed_port(61613)}"
+        with container:
+            yield f"stomp://{USER}:{password}@{container.get_container_host_ip()}:{container.get_exposed_port(61613)}"
 
 
 @contextmanager

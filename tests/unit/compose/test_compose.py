@@ -13,6 +13,8 @@ from rooms.local.java_servers import (
     ZOOKEEPER_VERSION,
     EmbeddedZookeeper,
 )
+from rooms.local.maven import MIN_JAVA
+from rooms.local.nack_interceptor import SOURCE
 from rooms.settings import read_settings
 from tests.support import servers
 from tests.support.service import ROOT
@@ -60,14 +62,36 @@ def test_every_image_is_pinned_and_the_launcher_starts_the_same_versions(
     images = {name: service["image"] for name, service in services.items()}
     for name, image in images.items():
         assert re.fullmatch(r"[a-z/-]+:\d+\.\d+(\.\d+)*(-[a-z]+)?", image), name
-    assert images["artemis"] == servers.ARTEMIS_IMAGE
-    assert images["artemis"].endswith(f":{ARTEMIS_VERSION}")
+    assert images["artemis"] == f"rooms-artemis:{project_version()}"
     assert images["zookeeper"] == servers.ZOOKEEPER_IMAGE
     assert images["zookeeper"].endswith(f":{ZOOKEEPER_VERSION}")
     for base in re.findall(
         r"^FROM (?!source)(\S+)", (ROOT / "compose/Dockerfile").read_text(), re.MULTILINE
     ):
         assert re.fullmatch(r"python:3\.\d+\.\d+-[a-z-]+", base)
+
+
+def test_broker_image_adds_the_interceptor_to_the_launchers_version(
+    services: dict[str, Any],
+) -> None:
+    build = services["artemis"]["build"]
+    context = (COMPOSE.parent / build["context"]).resolve()
+    assert context == SOURCE.parent
+    assert (context / build["dockerfile"]).resolve() == servers.ARTEMIS_DOCKERFILE
+    text = servers.ARTEMIS_DOCKERFILE.read_text()
+    broker, jdk, result = re.findall(r"^FROM (\S+)(?: AS ([a-z]+))?$", text, re.MULTILINE)
+    assert broker == (f"apache/artemis:{ARTEMIS_VERSION}", "broker")
+    assert re.fullmatch(rf"eclipse-temurin:{MIN_JAVA}\.\d+\.\d+_\d+-jdk-[a-z]+", jdk[0])
+    assert (jdk[1], result) == ("build", ("broker", ""))
+    assert re.findall(r"^COPY (.*)$", text, re.MULTILINE) == [
+        "--from=broker /opt/artemis/lib /opt/artemis/lib",
+        f"{SOURCE.name} ./",
+        "--from=build /build/nack-interceptor.jar /opt/artemis/lib/",
+    ]
+    assert re.findall(r"^WORKDIR (.*)$", text, re.MULTILINE) == ["/build"]
+    assert f"javac --release {MIN_JAVA} " in text
+    assert f" -classpath '/opt/artemis/lib/*' {SOURCE.name} " in text
+    assert " --file nack-interceptor.jar " in text
 
 
 def test_the_processes_get_settings_that_rooms_reads(services: dict[str, Any]) -> None:
@@ -134,11 +158,14 @@ def test_the_image_has_every_package(services: dict[str, Any]) -> None:
     assert set(copied) == set(packages)
     allowed = (ROOT / "compose/Dockerfile.dockerignore").read_text().splitlines()
     assert {f"!{name}" for name in copied} <= set(allowed)
-    assert (
-        services["api"]["image"]
-        == "rooms:"
-        + re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+    assert services["api"]["image"] == f"rooms:{project_version()}"
+
+
+def project_version() -> str:
+    (found,) = re.findall(
+        r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )
+    return str(found)
 
 
 @pytest.fixture(scope="module")
