@@ -5,6 +5,7 @@ import java.lang.reflect.Field;
 import java.util.List;
 import java.util.Map;
 
+import org.apache.activemq.artemis.api.core.ActiveMQException;
 import org.apache.activemq.artemis.api.core.Message;
 import org.apache.activemq.artemis.api.core.SimpleString;
 import org.apache.activemq.artemis.core.persistence.StorageManager;
@@ -21,6 +22,7 @@ import org.apache.activemq.artemis.core.server.ActiveMQServer;
 import org.apache.activemq.artemis.core.server.MessageReference;
 import org.apache.activemq.artemis.core.server.Queue;
 import org.apache.activemq.artemis.core.server.ServerConsumer;
+import org.apache.activemq.artemis.core.server.ServerSession;
 import org.apache.activemq.artemis.core.transaction.Transaction;
 import org.apache.activemq.artemis.spi.core.protocol.RemotingConnection;
 import org.slf4j.Logger;
@@ -30,8 +32,8 @@ import org.slf4j.LoggerFactory;
  * Copies what a STOMP client rejects by NACK to the dead-letter address.
  *
  * <p>Artemis handles a NACK as an ACK, and so destroys the message. The copy is sent in the transaction in
- * which the broker then acknowledges the original: both happen or neither. If the copy is not possible, the
- * connection is closed, and the client receives the message again.
+ * which the broker then acknowledges the original: both happen or neither. A NACK without a copy never
+ * reaches the broker: the connection is closed, and the client receives the message again.
  */
 public final class NackInterceptor implements StompFrameInterceptor {
 
@@ -56,49 +58,72 @@ public final class NackInterceptor implements StompFrameInterceptor {
          return true;
       }
       StompConnection stomp = (StompConnection) connection;
-      // The broker answers with an error. STOMP 1.0 has no NACK.
+      // The broker answers with an error: before CONNECT, after the end, and in STOMP 1.0, which has no NACK.
       if (!stomp.isValid() || stomp.getVersion().equals("1.0")) {
          return true;
       }
       try {
          copyRejected(frame, stomp);
          return true;
-      } catch (Exception e) {
+      } catch (IllegalArgumentException e) {
+         LOG.warn("a NACK of {} names no message of its connection, which is closed: {}",
+            connection.getRemoteAddress(), e.getMessage());
+         refuse(frame, stomp, "this connection has no such message");
+      } catch (Exception | LinkageError e) {
          LOG.error("a NACK of {} cannot be handled; its connection is closed", connection.getRemoteAddress(), e);
-         ActiveMQStompException error = new ActiveMQStompException(stomp, "this message cannot be rejected now");
-         error.setBody("Nothing was rejected. The broker's log has the reason.");
-         error.setDisconnect(true);
-         stomp.sendFrame(error.getFrame(), null);
-         return false;
+         refuse(frame, stomp, "this message cannot be rejected now");
       }
+      return false;
+   }
+
+   private static void refuse(StompFrame frame, StompConnection stomp, String reason) {
+      ActiveMQStompException error = new ActiveMQStompException(stomp, reason);
+      error.setBody("Nothing was rejected. The broker's log has the reason.");
+      error.setDisconnect(true);
+      StompFrame answer = error.getFrame();
+      if (frame.hasHeader(Stomp.Headers.RECEIPT_REQUESTED)) {
+         answer.addHeader(Stomp.Headers.Response.RECEIPT_ID, frame.getHeader(Stomp.Headers.RECEIPT_REQUESTED));
+      }
+      stomp.sendFrame(answer, null);
    }
 
    private static void copyRejected(StompFrame frame, StompConnection stomp) throws Exception {
-      // STOMP 1.2 has the header id, 1.1 message-id. The value is the consumer's id, a comma, the message's id.
-      String ack = frame.getHeader(Stomp.Headers.Ack.ID);
-      String[] ids = String.valueOf(ack != null ? ack : frame.getHeader(Stomp.Headers.Ack.MESSAGE_ID)).split(",");
-      if (ids.length != 2) {
-         return;
-      }
+      // It must be read as the broker reads it: the message that is copied is the one that it acknowledges.
+      boolean byMessage = stomp.getVersion().equals("1.1");
+      String ack = frame.getHeader(byMessage ? Stomp.Headers.Ack.MESSAGE_ID : Stomp.Headers.Ack.ID);
+      String[] ids = String.valueOf(ack).split(",", -1);
+      require(ids.length == 2, ack);
       long consumerId = Long.parseLong(ids[0]);
       long messageId = Long.parseLong(ids[1]);
       StompSession session = stomp.getSession();
+      ServerSession core = session.getCoreSession();
       StompSubscription subscription = ((Map<?, StompSubscription>) SUBSCRIPTIONS.get(session)).get(consumerId);
-      ServerConsumer consumer = session.getCoreSession().locateConsumer(consumerId);
-      String named = frame.getHeader(Stomp.Headers.Ack.SUBSCRIPTION);
-      if (subscription == null || consumer == null || named != null && !named.equals(subscription.getID())) {
-         return;
-      }
+      ServerConsumer consumer = core.locateConsumer(consumerId);
+      require(subscription != null && consumer != null, ack);
+      require(!byMessage || subscription.getID().equals(frame.getHeader(Stomp.Headers.Ack.SUBSCRIPTION)), ack);
       boolean single = subscription.getAck().equals(Stomp.Headers.Subscribe.AckModeValues.CLIENT_INDIVIDUAL);
       List<MessageReference> rejected = consumer.scanDeliveringReferences(
          false, reference -> !single || id(reference) == messageId, reference -> id(reference) == messageId);
-      if (rejected.isEmpty() || id(rejected.get(rejected.size() - 1)) != messageId) {
-         return;
-      }
+      require(!rejected.isEmpty() && id(rejected.get(rejected.size() - 1)) == messageId, ack);
       ActiveMQServer server = stomp.getManager().getServer();
-      Transaction transaction = session.getCoreSession().getCurrentTransaction();
-      for (MessageReference reference : rejected) {
-         copy(reference, transaction, server);
+      // The end of a connection rolls its transaction back in another thread.
+      synchronized (core) {
+         Transaction transaction = core.getCurrentTransaction();
+         try {
+            for (MessageReference reference : rejected) {
+               copy(reference, transaction, server);
+            }
+         } catch (Exception | LinkageError e) {
+            // Frames that follow in the same packet must not commit a part of the copies.
+            transaction.markAsRollbackOnly(new ActiveMQException(e.toString()));
+            throw e;
+         }
+      }
+   }
+
+   private static void require(boolean holds, String ack) {
+      if (!holds) {
+         throw new IllegalArgumentException(ack);
       }
    }
 

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 class Talk:
     """A few frames of STOMP, by hand."""
 
-    def __init__(self, url: str, *, password: str | None = None) -> None:
+    def __init__(self, url: str, *, password: str | None = None, version: str = "1.2") -> None:
         parts = urlsplit(url)
         self._socket = socket.create_connection((parts.hostname, parts.port), timeout=30)
         self.greeting = self.ask(
             "CONNECT",
             {
-                "accept-version": "1.2",
+                "accept-version": version,
                 "login": parts.username,
                 "passcode": password or parts.password,
             },
@@ -23,15 +23,23 @@ class Talk:
 
     def ask(self, command: str, headers: Mapping[str, str | None], body: str = "") -> str:
         """Send a frame, and give the next one that comes back."""
-        lines = [command, *(f"{name}:{value}" for name, value in headers.items())]
-        self._socket.sendall(("\n".join(lines) + f"\n\n{body}\0").encode())
+        self.tell((command, headers), body=body)
         return self.next()
 
+    def tell(self, *frames: tuple[str, Mapping[str, str | None]], body: str = "") -> None:
+        """Send frames in one packet, each with this body."""
+        packet = ""
+        for command, headers in frames:
+            lines = [command, *(f"{name}:{value}" for name, value in headers.items())]
+            packet += "\n".join(lines) + f"\n\n{body}\0"
+        self._socket.sendall(packet.encode())
+
     def next(self) -> str:
+        """Return the next frame, or an empty string at the end of the connection."""
         frame = b""
         while not frame.endswith(b"\0"):
             if not (part := self._socket.recv(1)):
-                return frame.decode()
+                return frame.decode().lstrip("\n")
             frame += part
         return frame.decode().lstrip("\n").rstrip("\0")
 

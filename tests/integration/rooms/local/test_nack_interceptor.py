@@ -1,0 +1,154 @@
+"""Test what the broker does with a STOMP NACK, frame by frame and without Rooms.
+
+Oracle: a message is at exactly one place. A NACK that cannot be carried out is answered by an
+ERROR, ends its connection and leaves its message in the queue.
+"""
+
+import re
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from rooms.local import FetchError, MissingError
+from rooms.local.nack_interceptor import SOURCE
+from tests.support.local_servers import TestServer, make_artemis
+from tests.support.raw_stomp import Talk, make_queue
+from tests.support.servers import ARTEMIS_DOCKERFILE, unavailable
+
+READ: Final = r"a\c\cread"
+DEAD: Final = r"rooms-dead-letters\c\cdead"
+_END: Final = "end"
+
+
+@pytest.fixture
+def url(artemis_server: Callable[..., TestServer]) -> str:
+    """Return the address of a broker with the queue of a reader, and none for dead letters."""
+    found = artemis_server().url
+    with closing(Talk(found)) as talk:
+        make_queue(talk, "read", "a")
+    return found
+
+
+def take_dead_letters(url: str) -> None:
+    with closing(Talk(url)) as talk:
+        make_queue(talk, "dead", "rooms-dead-letters")
+
+
+def send(url: str, destination: str, *bodies: str) -> None:
+    to = {"destination": destination, "destination-type": "ANYCAST", "persistent": "true"}
+    with closing(Talk(url)) as talk:
+        for body in bodies:
+            assert talk.ask("SEND", {**to, "receipt": "sent"}, body).startswith("RECEIPT")
+
+
+@contextmanager
+def reading(
+    url: str, destination: str = READ, *, ack: str = "client-individual", version: str = "1.2"
+) -> Iterator[Talk]:
+    with closing(Talk(url, version=version)) as talk:
+        to = {"destination": destination, "subscription-type": "ANYCAST", "ack": ack}
+        talk.tell(("SUBSCRIBE", {**to, "id": "s"}))
+        yield talk
+
+
+def text(message: str) -> str:
+    return message.partition("\n\n")[2]
+
+
+def header(message: str, name: str) -> str:
+    (found,) = [
+        line.removeprefix(f"{name}:")
+        for line in message.partition("\n\n")[0].splitlines()
+        if line.startswith(f"{name}:")
+    ]
+    return found
+
+
+def left(url: str, destination: str, count: int) -> set[str]:
+    """Return the bodies in a queue, and check that there are only this many."""
+    with reading(url, destination) as talk:
+        found = {text(talk.next()) for _ in range(count)}
+        send(url, destination, _END)
+        assert text(talk.next()) == _END
+    return found
+
+
+def test_nack_without_a_queue_for_dead_letters_is_an_error_and_changes_nothing(url: str) -> None:
+    send(url, READ, "1")
+    with reading(url) as talk:
+        rejected = header(talk.next(), "ack")
+        answer = talk.ask("NACK", {"id": rejected, "receipt": "no"})
+        assert answer.startswith("ERROR")
+        assert header(answer, "message") == "this message cannot be rejected now"
+        assert header(answer, "receipt-id") == "no"
+        assert talk.next() == "", "the connection is still open"
+    assert left(url, READ, 1) == {"1"}
+
+
+def test_frames_behind_a_refused_nack_settle_nothing(url: str) -> None:
+    """They are in one packet, so the broker has them before it closes the connection."""
+    send(url, READ, "1", "2", "3")
+    with reading(url) as talk:
+        first, second, third = (header(talk.next(), "ack") for _ in range(3))
+        talk.tell(("NACK", {"id": first}), ("NACK", {"id": second}), ("ACK", {"id": third}))
+        while answer := talk.next():
+            assert answer.startswith("ERROR")
+    assert left(url, READ, 3) == {"1", "2", "3"}
+
+
+def test_stomp_1_2_takes_no_notice_of_the_header_subscription(url: str) -> None:
+    """The broker neither: it would destroy the message if the interceptor did."""
+    take_dead_letters(url)
+    send(url, READ, "1")
+    with reading(url) as talk:
+        rejected = header(talk.next(), "ack")
+        answer = talk.ask("NACK", {"id": rejected, "subscription": "other", "receipt": "done"})
+        assert answer.startswith("RECEIPT")
+    assert left(url, DEAD, 1) == {"1"}
+    assert left(url, READ, 0) == set()
+
+
+def test_stomp_1_1_rejects_by_message_and_subscription_only(url: str) -> None:
+    take_dead_letters(url)
+    send(url, READ, "1", "2")
+    for wrong in ({"subscription": "other"}, {}):
+        with reading(url, version="1.1") as talk:
+            rejected, _ = (header(talk.next(), "message-id") for _ in range(2))
+            refusal = talk.ask("NACK", {"message-id": rejected, **wrong})
+            assert header(refusal, "message") == "this connection has no such message"
+    with reading(url, version="1.1") as talk:
+        by_body = {text(frame): header(frame, "message-id") for frame in (talk.next(), talk.next())}
+        nack = {"message-id": by_body["1"], "id": by_body["2"], "subscription": "s"}
+        assert talk.ask("NACK", {**nack, "receipt": "done"}).startswith("RECEIPT")
+    assert left(url, DEAD, 1) == {"1"}
+    assert left(url, READ, 1) == {"2"}
+
+
+def test_commands_of_the_image_make_the_same_classes(tmp_path: Path) -> None:
+    """Run those of the Dockerfile, with the fetched broker's libraries in place of the image's."""
+    server = make_artemis(tmp_path / "broker")
+    try:
+        server.prepare()
+    except (MissingError, FetchError) as missing:
+        unavailable(str(missing))
+    (libraries,) = (server.cache / server.package.folder).glob("*/lib")
+    (commands,) = re.findall(r"^RUN ((?:.*\\\n)*.*)$", ARTEMIS_DOCKERFILE.read_text(), re.MULTILINE)
+    (tmp_path / SOURCE.name).write_bytes(SOURCE.read_bytes())
+    subprocess.run(
+        ["/bin/sh", "-c", commands.replace("/opt/artemis/lib", str(libraries))],
+        check=True,
+        cwd=tmp_path,
+    )
+
+    def classes(jar: Path) -> dict[str, bytes]:
+        with zipfile.ZipFile(jar) as archive:
+            return {name: archive.read(name) for name in archive.namelist() if "class" in name}
+
+    made = classes(tmp_path / "nack-interceptor.jar")
+    assert made == classes(server.folder / "lib/nack-interceptor.jar")
+    assert "rooms/NackInterceptor.class" in made
