@@ -52,7 +52,7 @@ def empty_path(tmp_path: Path) -> dict[str, str]:
 def test_missing_java_is_reported_with_advice(empty_path: dict[str, str]) -> None:
     with pytest.raises(
         MissingError,
-        match=r"Java 17 or later, and PATH has no java: .*apt install default-jre-headless maven",
+        match=r"Java 17 or later, and PATH has no java: .*apt install default-jdk-headless maven",
     ):
         find_java(empty_path)
 
