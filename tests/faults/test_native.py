@@ -3,32 +3,43 @@
 Oracle: after a loss readers log in again with what they know. What was not handed over comes to
 them, and what was is lost with the broker, as `handed_over` says. After a deletion no reader can
 log in, and the broker has nothing of the subscription. What is rejected is sidelined by
-maintenance, and a shovel has it read again.
+maintenance, and a shovel has it read again. A broker that is killed while messages are rejected
+loses none of them, and has none twice.
 """
 
 import asyncio
+import queue
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from proton import Delivery
 from proton.utils import BlockingConnection
+from stomp.utils import Frame
 
 from delivery.brokers import open_broker
 from delivery.maintenance.cleanup import sync_broker_users
 from rooms.db.writer import LogWriter
+from rooms.domain.ids import DeliveryId
 from rooms.domain.room import destination_name
 from rooms.domain.state_machine import State, SubscriptionType
 from tests.support import polling
 from tests.support.installation import PATIENCE_S, installed, until
 from tests.support.local_servers import TestServer
-from tests.support.native_client import RefusedError, reader
+from tests.support.native_client import Reader, RefusedError, reader
 from tests.support.process_group import Crew
 from tests.support.relay import relaying, to_send
 from tests.support.room import Place
 
 PULL = SubscriptionType.PULL
 HOUR_MS = 3_600_000
+MESSAGES = 300
+RECEIPTS_BEFORE_KILL = (5, 40, 80)
+UNCONFIRMED = 30
 
 
 async def test_readers_log_in_again_after_a_loss_and_handed_over_messages_are_gone(
@@ -68,6 +79,112 @@ async def test_readers_log_in_again_after_a_loss_and_handed_over_messages_are_go
 
         assert await asyncio.to_thread(read) == waits.delivery_id
         assert {await installation.state(copy) for copy in (gone, waits)} == {State.HANDED_OVER}
+
+
+class Answers:
+    """Answers of a reader to one queue: NACK for some messages, ACK for all others.
+
+    A message with the least priority is the last of the queue, and gets no answer.
+    """
+
+    def __init__(
+        self,
+        server: TestServer,
+        *,
+        user: str,
+        destination: str,
+        rejected: AbstractSet[DeliveryId],
+        last: DeliveryId,
+    ) -> None:
+        self._server = server
+        self._user = user
+        self._destination = destination
+        self._rejected = rejected
+        self._last = last
+        self.confirmed: set[DeliveryId] = set()
+
+    def send_and_kill(self, receipts: int) -> None:
+        """Kill the broker when so many answers are confirmed, and some others are under way."""
+        with reader(self._server.url, self._user, "secret") as client:
+            frames = self._read(client)
+            for sent, (delivery, frame) in enumerate(frames.items()):
+                if sent == receipts + UNCONFIRMED:
+                    break
+                reject = delivery in self._rejected
+                answer = client.connection.nack if reject else client.connection.ack
+                answer(frame.headers["ack"], receipt=delivery)
+                if sent >= UNCONFIRMED:
+                    self.confirmed.add(DeliveryId(client.receipts.get(timeout=PATIENCE_S)))
+            self._server.kill()
+            polling.until(lambda: client.over, "the connection to end")
+            assert client.errors.empty()
+            with suppress(queue.Empty):
+                while True:
+                    self.confirmed.add(DeliveryId(client.receipts.get_nowait()))
+
+    def waiting(self) -> set[DeliveryId]:
+        """Return the messages in the queue, without an answer to them."""
+        with reader(self._server.url, self._user, "secret") as client:
+            return set(self._read(client))
+
+    def _read(self, client: Reader) -> dict[DeliveryId, Frame]:
+        # Without a window all messages come before the first answer.
+        client.connection.subscribe(
+            self._destination,
+            id="1",
+            ack="client-individual",
+            headers={"subscription-type": "MULTICAST", "consumer-window-size": "-1"},
+        )
+        found: dict[DeliveryId, Frame] = {}
+        while True:
+            frame = client.came.get(timeout=PATIENCE_S)
+            delivery = DeliveryId(frame.headers["rooms-delivery-id"])
+            if delivery == self._last:
+                return found
+            assert delivery not in found
+            found[delivery] = frame
+
+
+async def test_each_rejected_message_is_at_one_place_after_kills_of_the_broker(
+    database: str, artemis_server: Callable[..., TestServer]
+) -> None:
+    """A message is acknowledged, in its queue, or a dead letter, and what is confirmed left its queue."""
+    server = await asyncio.to_thread(artemis_server)
+    async with (
+        installed(database) as installation,
+        open_broker(server.url, claim_s=60, farm="rooms", client="killed") as broker,
+        LogWriter(database, kind="chores") as writer,
+    ):
+        gate = broker.users
+        assert gate is not None
+        native = await installation.subscribe(PULL, native_password=gate.hash_password("secret"))
+        await sync_broker_users(writer, gate, lambda: True)
+        *copies, last = await to_send(installation, native, kind=PULL, count=MESSAGES + 1)
+        for batch in (copies, [replace(last, priority=0)]):
+            assert await broker.send(batch, not_before=[datetime.now(UTC)] * len(batch)) == []
+        rejected = {copy.delivery_id for copy in copies[::2]}
+        answers = Answers(
+            server,
+            user=gate.user_name(native),
+            destination=destination_name(installation.room, native),
+            rejected=rejected,
+            last=last.delivery_id,
+        )
+        for receipts in RECEIPTS_BEFORE_KILL:
+            await asyncio.to_thread(answers.send_and_kill, receipts)
+            await asyncio.to_thread(server.start)
+        waiting = await asyncio.to_thread(answers.waiting)
+        assert answers.confirmed.isdisjoint(waiting)
+        assert len(answers.confirmed) >= sum(RECEIPTS_BEFORE_KILL)
+        dead: list[DeliveryId] = []
+        async with gate.consume_dead_letters(credit=MESSAGES) as consumer:
+            async with asyncio.timeout(PATIENCE_S):
+                async for found in consumer.batches():
+                    dead += [task.delivery_id for task in found]
+                    if len(dead) >= len(rejected - waiting):
+                        break
+        assert len(dead) == len(set(dead)) == await gate.dead_letter_depth()
+        assert set(dead) == rejected - waiting
 
 
 async def left_at_the_broker(

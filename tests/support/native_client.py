@@ -38,7 +38,7 @@ class Reader(ConnectionListener):  # type: ignore[misc]
     ) -> None:
         """`authority`: by TLS, from a broker whose certificate it signed."""
         self.came: queue.Queue[Frame] = queue.Queue()
-        self._receipts: queue.Queue[str] = queue.Queue()
+        self.receipts: queue.Queue[str] = queue.Queue()
         self.errors: queue.Queue[str] = queue.Queue()
         self.over = False
         self.connection = version(
@@ -59,7 +59,7 @@ class Reader(ConnectionListener):  # type: ignore[misc]
         self.errors.put(f"{frame.headers.get('message')} {frame.body}")
 
     def on_receipt(self, frame: Frame) -> None:
-        self._receipts.put(frame.headers["receipt-id"])
+        self.receipts.put(frame.headers["receipt-id"])
 
     def on_disconnected(self) -> None:
         self.over = True
@@ -74,7 +74,7 @@ class Reader(ConnectionListener):  # type: ignore[misc]
 
     def receipt(self, name: str) -> None:
         """Wait for the next receipt, which must have this name."""
-        assert self._receipts.get(timeout=PATIENCE_S) == name
+        assert self.receipts.get(timeout=PATIENCE_S) == name
 
     def send(self, destination: str, routing: str = "MULTICAST") -> None:
         headers = {
