@@ -18,7 +18,7 @@ help: ## List every target
 run: $(VENV)/.base ## Start everything on this machine (ROOMS_LISTEN, ROOMS_DATA move it)
 	@$(BIN)/python -m rooms dev
 
-run-full: setup ## The same on Artemis and ZooKeeper; needs Java 17 or later, and Maven
+run-full: setup ## The same on Artemis and ZooKeeper; needs a JDK 17 or later, and Maven
 	@$(BIN)/python -m rooms full run
 
 full-up: setup ## Start PostgreSQL, Artemis and ZooKeeper in the background; ROOMS_DATA/full.env has their URLs

@@ -28,7 +28,7 @@ _KEEP_COMMAND: Final = ("full", "keep")
 def full() -> None:
     """Run PostgreSQL, Artemis and ZooKeeper on this machine, and Rooms on them.
 
-    Needs Java 17 or later, and Maven.
+    Needs a JDK 17 or later, and Maven.
     """
 
 

@@ -230,7 +230,7 @@ class ArtemisConsumer:
     def _acknowledge(self, names: list[str]) -> None:
         self._wake.set()
         if names and self._connection is not None:
-            # Never a NACK: this broker treats it as an ACK.
+            # Never a NACK: it rejects for good, or destroys where the broker has no interceptor.
             self._connection.write("".join([f"ACK\nid:{name}\n\n\0" for name in names]).encode())
 
 
