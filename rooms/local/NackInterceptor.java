@@ -21,8 +21,10 @@ import org.apache.activemq.artemis.core.protocol.stomp.StompSubscription;
 import org.apache.activemq.artemis.core.server.ActiveMQServer;
 import org.apache.activemq.artemis.core.server.MessageReference;
 import org.apache.activemq.artemis.core.server.Queue;
+import org.apache.activemq.artemis.core.server.RoutingContext;
 import org.apache.activemq.artemis.core.server.ServerConsumer;
 import org.apache.activemq.artemis.core.server.ServerSession;
+import org.apache.activemq.artemis.core.server.impl.RoutingContextImpl;
 import org.apache.activemq.artemis.core.transaction.Transaction;
 import org.apache.activemq.artemis.spi.core.protocol.RemotingConnection;
 import org.slf4j.Logger;
@@ -66,8 +68,8 @@ public final class NackInterceptor implements StompFrameInterceptor {
          copyRejected(frame, stomp);
          return true;
       } catch (IllegalArgumentException e) {
-         LOG.warn("a NACK of {} names no message of its connection, which is closed: {}",
-            connection.getRemoteAddress(), e.getMessage());
+         // Without its text, which is the client's.
+         LOG.warn("a NACK of {} names no message of its connection, which is closed", connection.getRemoteAddress());
          refuse(frame, stomp, "this connection has no such message");
       } catch (Exception | LinkageError e) {
          LOG.error("a NACK of {} cannot be handled; its connection is closed", connection.getRemoteAddress(), e);
@@ -76,7 +78,17 @@ public final class NackInterceptor implements StompFrameInterceptor {
       return false;
    }
 
+   // It must not throw: the broker would log that, and handle the NACK as if there were no interceptor.
    private static void refuse(StompFrame frame, StompConnection stomp, String reason) {
+      try {
+         stomp.sendFrame(toError(frame, stomp, reason), null);
+      } catch (RuntimeException e) {
+         LOG.error("the refusal of a NACK cannot be sent", e);
+         stomp.destroy();
+      }
+   }
+
+   private static StompFrame toError(StompFrame frame, StompConnection stomp, String reason) {
       ActiveMQStompException error = new ActiveMQStompException(stomp, reason);
       error.setBody("Nothing was rejected. The broker's log has the reason.");
       error.setDisconnect(true);
@@ -84,7 +96,7 @@ public final class NackInterceptor implements StompFrameInterceptor {
       if (frame.hasHeader(Stomp.Headers.RECEIPT_REQUESTED)) {
          answer.addHeader(Stomp.Headers.Response.RECEIPT_ID, frame.getHeader(Stomp.Headers.RECEIPT_REQUESTED));
       }
-      stomp.sendFrame(answer, null);
+      return answer;
    }
 
    private static void copyRejected(StompFrame frame, StompConnection stomp) throws Exception {
@@ -116,7 +128,7 @@ public final class NackInterceptor implements StompFrameInterceptor {
          } catch (Exception | LinkageError e) {
             // Frames that follow in the same packet must not commit a part of the copies.
             transaction.markAsRollbackOnly(new ActiveMQException(e.toString()));
-            throw e;
+            throw new IllegalStateException("the rejected message cannot be copied", e);
          }
       }
    }
@@ -142,9 +154,11 @@ public final class NackInterceptor implements StompFrameInterceptor {
       copy.setRoutingType(null);
       copy.reencode();
       copy = LargeServerMessageImpl.checkLargeMessage(copy, storage);
-      RoutingStatus status = server.getPostOffice().route(copy, transaction, false, false);
-      if (status != RoutingStatus.OK) {
-         throw new IllegalStateException("nothing takes what is sent to " + address + ": " + status);
+      RoutingContext context = new RoutingContextImpl(transaction);
+      RoutingStatus status = server.getPostOffice().route(copy, context, false, false, null);
+      // The status is also OK where the filters of all queues refuse it.
+      if (status != RoutingStatus.OK || context.getQueueCount() == 0) {
+         throw new IllegalStateException("no queue takes what is sent to " + address + ": " + status);
       }
    }
 

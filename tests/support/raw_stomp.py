@@ -47,13 +47,14 @@ class Talk:
         self._socket.close()
 
 
-def make_queue(talk: Talk, name: str, address: str) -> None:
+def make_queue(talk: Talk, name: str, address: str, *, selector: str | None = None) -> None:
     """Make a queue by the broker's management, which has carried it out when it gives the receipt."""
     queue = {
         "name": name,
         "address": address,
         "routing-type": "ANYCAST",
         "auto-create-address": True,
+        **({} if selector is None else {"filter-string": selector}),
     }
     order = {
         "destination": "activemq.management",

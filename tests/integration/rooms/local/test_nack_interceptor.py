@@ -34,9 +34,9 @@ def url(artemis_server: Callable[..., TestServer]) -> str:
     return found
 
 
-def take_dead_letters(url: str) -> None:
+def take_dead_letters(url: str, *, selector: str | None = None) -> None:
     with closing(Talk(url)) as talk:
-        make_queue(talk, "dead", "rooms-dead-letters")
+        make_queue(talk, "dead", "rooms-dead-letters", selector=selector)
 
 
 def send(url: str, destination: str, *bodies: str) -> None:
@@ -47,12 +47,10 @@ def send(url: str, destination: str, *bodies: str) -> None:
 
 
 @contextmanager
-def reading(
-    url: str, destination: str = READ, *, ack: str = "client-individual", version: str = "1.2"
-) -> Iterator[Talk]:
+def reading(url: str, destination: str = READ, *, version: str = "1.2") -> Iterator[Talk]:
     with closing(Talk(url, version=version)) as talk:
-        to = {"destination": destination, "subscription-type": "ANYCAST", "ack": ack}
-        talk.tell(("SUBSCRIBE", {**to, "id": "s"}))
+        to = {"destination": destination, "subscription-type": "ANYCAST", "id": "s"}
+        talk.tell(("SUBSCRIBE", {**to, "ack": "client-individual", "consumer-window-size": "-1"}))
         yield talk
 
 
@@ -78,7 +76,13 @@ def left(url: str, destination: str, count: int) -> set[str]:
     return found
 
 
-def test_nack_without_a_queue_for_dead_letters_is_an_error_and_changes_nothing(url: str) -> None:
+@pytest.mark.parametrize("selector", [None, "wanted = 'other'"])
+def test_nack_that_no_queue_for_dead_letters_takes_is_an_error_and_changes_nothing(
+    url: str, selector: str | None
+) -> None:
+    """There is none, or its filter refuses the message."""
+    if selector:
+        take_dead_letters(url, selector=selector)
     send(url, READ, "1")
     with reading(url) as talk:
         rejected = header(talk.next(), "ack")
@@ -88,6 +92,26 @@ def test_nack_without_a_queue_for_dead_letters_is_an_error_and_changes_nothing(u
         assert header(answer, "receipt-id") == "no"
         assert talk.next() == "", "the connection is still open"
     assert left(url, READ, 1) == {"1"}
+
+
+def test_large_message_is_rejected_whole_and_outlives_a_kill(
+    artemis_server: Callable[..., TestServer],
+) -> None:
+    """The broker keeps the body of such a message in a file of its own."""
+    server = artemis_server()
+    with closing(Talk(server.url)) as talk:
+        make_queue(talk, "read", "a")
+    body = "x" * 600_000
+    send(server.url, READ, body)
+    with reading(server.url) as talk:
+        assert talk.ask("NACK", {"id": header(talk.next(), "ack")}).startswith("ERROR")
+    take_dead_letters(server.url)
+    with reading(server.url) as talk:
+        nack = {"id": header(talk.next(), "ack"), "receipt": "done"}
+        assert talk.ask("NACK", nack).startswith("RECEIPT")
+    server.restart()
+    assert left(server.url, DEAD, 1) == {body}
+    assert left(server.url, READ, 0) == set()
 
 
 def test_frames_behind_a_refused_nack_settle_nothing(url: str) -> None:
