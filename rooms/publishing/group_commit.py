@@ -29,6 +29,12 @@ LINGER_S: Final = 0.003
 The wait ends as soon as there are as many requests as last time. A commit costs as much as twenty
 messages in it do.
 """
+MAX_LINGER_S: Final = 0.006
+"""The same where commits are slow: half of what the last one took, up to this.
+
+Then the machine or its disk is busy, clients take longer to come back, and each commit that is
+saved counts.
+"""
 MAX_ROWS: Final = 2_000
 MAX_BYTES: Final = 4 * 1024 * 1024
 LARGE_ROWS: Final = 200
@@ -45,6 +51,8 @@ _OVERHEAD_BYTES: Final = 1024
 _MAX_ROUNDS: Final = 8
 _MAX_REFUSALS: Final = 3
 _SMOOTHING: Final = 0.2
+_MAX_GAP_S: Final = 0.05
+"""A pause counts as no more, so that some groups after it there are waits again."""
 
 WriteGroup = Callable[[Sequence[InsertRows]], Awaitable[InsertConflict]]
 
@@ -142,9 +150,11 @@ class GroupCommitter:
         self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._last_arrival = 0.0
-        self._mean_gap_s = 1.0
+        self._last_group_at = 0.0
         self._last_group_size = 0
+        self._mean_gap_s = _MAX_GAP_S
+        """Time between requests, over whole groups: those answered together come together."""
+        self._commit_s = 0.0
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run())
@@ -202,9 +212,6 @@ class GroupCommitter:
         return own_bytes > MAX_WAITING_BYTES // len(self._waiting.keys() | behind.keys())
 
     def _enqueue(self, one: _PendingSubmission) -> None:
-        now = self._loop.time()
-        self._mean_gap_s += _SMOOTHING * (min(now - self._last_arrival, 1.0) - self._mean_gap_s)
-        self._last_arrival = now
         queue = self._waiting.get(one.submission.organisation)
         if queue is None:
             queue = self._waiting[one.submission.organisation] = _OrganisationQueue()
@@ -233,15 +240,21 @@ class GroupCommitter:
                 await self._has_work.wait()
             await self._linger()
             if group := self._next_group():
+                began = self._loop.time()
+                gap_s = min((began - self._last_group_at) / len(group), _MAX_GAP_S)
+                self._mean_gap_s += _SMOOTHING * (gap_s - self._mean_gap_s)
+                self._last_group_at = began
                 await self._commit_or_retry_singly(group)
+                self._commit_s = self._loop.time() - began
                 self._last_group_size = len(group) + self._waiting_count
 
     async def _linger(self) -> None:
         # A single publisher waits for its answer before its next request, so waiting is in vain.
         # Otherwise as many requests are expected as last time, and the wait ends with the last.
+        longest_s = max(LINGER_S, min(self._commit_s / 2, MAX_LINGER_S))
         if (
             self._last_group_size <= 1
-            or self._mean_gap_s > LINGER_S / 2
+            or self._mean_gap_s > longest_s / 2
             or self._waiting_count >= self._last_group_size
         ):
             return
@@ -249,7 +262,7 @@ class GroupCommitter:
             return
         self._group_ready.clear()
         self._expected = self._last_group_size
-        timer = self._loop.call_later(LINGER_S, self._group_ready.set)
+        timer = self._loop.call_later(longest_s, self._group_ready.set)
         await self._group_ready.wait()
         timer.cancel()
         self._expected = 0

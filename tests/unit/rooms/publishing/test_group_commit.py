@@ -1,17 +1,20 @@
 """Test which requests the committer accepts, and which of those that exclude each other it writes."""
 
 import asyncio
+import statistics
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
-from rooms.db.publish.insert import InsertConflict
+from rooms.db.publish.insert import NO_CONFLICT, InsertConflict
 from rooms.db.publish.request_rows import CallerId, InsertRows
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.publishing.group_commit import (
     LARGE_BYTES,
     LARGE_ROWS,
+    LINGER_S,
     MAX_WAITING_BYTES,
     PLAN_CHANGED,
     CommitOutcome,
@@ -261,3 +264,41 @@ def test_a_request_is_large_by_its_rows_or_its_bytes() -> None:
     many = a_request()
     many.row_count = LARGE_ROWS + 1
     assert is_large(many)
+
+
+async def test_slow_commits_wait_for_publishers_that_come_back() -> None:
+    """Sixteen publishers come back within 5 ms of their answers, while a commit takes 20 ms.
+
+    Each commit that took those alone that came first would leave the others to the next one.
+    """
+    publishers, requests = 16, 40
+    random = Random(7)
+    sizes: list[int] = []
+
+    async def write(group: Sequence[InsertRows]) -> InsertConflict:
+        sizes.append(len(group))
+        await asyncio.sleep(0.02)
+        return NO_CONFLICT
+
+    async def publish(committer: GroupCommitter) -> None:
+        for _ in range(requests):
+            await committer.submit(a_request())
+            await asyncio.sleep(random.uniform(0, 0.005))
+
+    async with GroupCommitter(write, on_commit=lambda _: None) as committer:
+        await asyncio.gather(*(publish(committer) for _ in range(publishers)))
+    assert sum(sizes) == publishers * requests
+    # What comes after a pause is committed at once, until there are many again.
+    assert statistics.fmean(sizes[20:]) > 0.9 * publishers, sizes
+
+
+async def test_a_lone_publisher_waits_for_no_other() -> None:
+    taken: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async with GroupCommitter(Store(), on_commit=lambda _: None) as committer:
+        for _ in range(200):
+            began = loop.time()
+            await committer.submit(a_request())
+            taken.append(loop.time() - began)
+    assert statistics.median(taken) < LINGER_S / 3
