@@ -1,7 +1,9 @@
-"""Compare with another version: both run at the same time, and short bursts of S1, S2 and S3 alternate between them.
+"""Compare with another version: both run, and play the same bursts of S1, S2 and S3 at the same time.
 
-A machine that is shared changes its speed within seconds, so whole runs one after the other differ by a fifth. Two
-bursts that follow each other within a second or two meet nearly the same machine.
+A machine that is shared changes its speed within seconds, so whole runs one after the other differ by a fifth, and
+alternating bursts of a few seconds by a sixth. Bursts at the same time meet the same machine: their ratios differ by
+a sixteenth. What is compared first of all is CPU time a delivery. How fast the deliveries are says how the two share
+the machine.
 
 Yet the ratio of many such pairs of the same processes is not the ratio of the versions: the place of a process in
 memory changes its speed by several percent for as long as it runs, and what is started first is 1 to 2 % slower. So the pairs
@@ -14,6 +16,7 @@ is that of the means of the rounds.
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
@@ -145,10 +148,13 @@ def _play(case: _Case, now: _Side, then: _Side, count: int) -> None:
         side.open(case)
         for _ in range(_WARM_UPS):
             side.burst(case)
-    for number in range(count):
-        # Alternately, each first as often as the other, so that a drift of the machine cancels out.
-        for side in (now, then) if number % 2 == 0 else (then, now):
-            side.runs.append(side.burst(case))
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(count):
+            # Each begins first as often as the other.
+            order = (now, then) if number % 2 == 0 else (then, now)
+            bursts = [(side, pool.submit(side.burst, case)) for side in order]
+            for side, burst in bursts:
+                side.runs.append(burst.result())
 
 
 def ratio_range(rounds: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float, float]:
