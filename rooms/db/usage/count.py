@@ -82,7 +82,7 @@ _OF_BOTH: Final = (
 )
 
 
-# Most installations have no message with either, and then none is looked up. Partial indexes tell.
+# Most installations have no message with either, and then none is looked up. Partial indexes show that.
 _ANY_NAMED: Final = (
     "EXISTS (SELECT FROM messages WHERE publisher_organisation_id IS NOT NULL)"
     " OR EXISTS (SELECT FROM messages WHERE application IS NOT NULL)"

@@ -269,7 +269,7 @@ def test_a_request_is_large_by_its_rows_or_its_bytes() -> None:
 async def test_slow_commits_wait_for_publishers_that_come_back() -> None:
     """Sixteen publishers come back within 5 ms of their answers, while a commit takes 20 ms.
 
-    Each commit that took those alone that came first would leave the others to the next one.
+    Each commit that took only those that came first would leave the others to the next one.
     """
     publishers, requests = 16, 40
     random = Random(7)
