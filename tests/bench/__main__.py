@@ -4,7 +4,7 @@ Scenarios: S1, S2, S3 (as the peers were measured; with PostgreSQL as the broker
 Artemis), S5, publish, pull, idle, steady (40 messages a second, from publish to webhook; with
 PostgreSQL as the broker, and with Artemis), stomp (our adapter beside plain stomp.py), magazines
 (load, fire, delete and sweep, each store by itself), handlers (handler queues by REST and one
-process, on each store), and, only when named: pairs (alternating bursts of S1, S2 and S3 on this
+process, on each store), and, only when named: pairs (bursts of S1, S2 and S3 at the same time on this
 version and on that of --against, for a difference of a few percent), lanes (healthy webhooks beside sick ones, in pairs),
 fairness (one organisation beside another that publishes 100,000 messages at once, in pairs),
 ordered (order per key beside none, under failures and kills, and what other keys feel of one that
