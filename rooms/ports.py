@@ -205,10 +205,7 @@ class Broker(Protocol):
         ...
 
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
-        """Delete the tasks of a subscription that no consumer has, and return how many.
-
-        The caller handles the delivery rows.
-        """
+        """Delete and count a subscription's tasks that no consumer has; the rows stay."""
         ...
 
     async def has_sentinel(self) -> bool:
@@ -403,10 +400,9 @@ class Magazine(Protocol):
     async def take(
         self, slots: Sequence[Slot], *, older_than_s: float | None = None
     ) -> Sequence[StoredEntry]:
-        """Hand out the entries of these slots, as `fire` does.
+        """Hand out those of these slots' entries that wait, as `fire` does.
 
-        Only waiting entries, and with `older_than_s` also those handed out longer ago. Others are
-        omitted.
+        With `older_than_s` also those handed out longer ago.
         """
         ...
 

@@ -58,6 +58,12 @@ async def handed_over(house: House, count: int = 1) -> tuple[SubscriptionId, lis
     return native, copies
 
 
+async def reason(house: House, copy: DeliveryTask) -> tuple[Reason, str]:
+    """Return why a delivery is where it is."""
+    row = await house.installation.delivery(copy)
+    return row["reason"], row["last_error"]
+
+
 async def by_amqp(house: House, native: SubscriptionId, states: Sequence[Any]) -> list[Message]:
     """Receive messages with Qpid Proton, and settle each as given."""
 
@@ -135,11 +141,7 @@ async def test_amqp_rejected_message_is_sidelined_and_shovelled(
     first, second, third = (by_id[identity] for identity in steps(found))
     await house.sidelined(first, third)
     assert await house.installation.state(second) is State.HANDED_OVER
-    row = await house.installation.delivery(first)
-    assert (row["reason"], row["last_error"]) == (
-        Reason.NACKED,
-        "its reader rejected it at the broker",
-    )
+    assert await reason(house, first) == (Reason.NACKED, "its reader rejected it at the broker")
     assert await house.installation.kinds(first) == [LogKind.HANDED_OVER, LogKind.SIDELINED]
     assert house.counted("sidelined") == 2
     await house.shovel(first)
@@ -273,11 +275,7 @@ async def test_stomp_nack_is_sidelined_and_shovelled(house: House) -> None:
     first, second, third = (by_id[identity] for identity in found)
     await house.sidelined(first, third)
     assert await house.installation.state(second) is State.HANDED_OVER
-    row = await house.installation.delivery(first)
-    assert (row["reason"], row["last_error"]) == (
-        Reason.NACKED,
-        "its reader rejected it at the broker",
-    )
+    assert await reason(house, first) == (Reason.NACKED, "its reader rejected it at the broker")
     assert house.counted("sidelined") == 2
     assert await house.broker.depth(native) == 0
     await house.shovel(first)
