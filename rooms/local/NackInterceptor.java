@@ -41,6 +41,9 @@ public final class NackInterceptor implements StompFrameInterceptor {
 
    private static final Logger LOG = LoggerFactory.getLogger(MethodHandles.lookup().lookupClass());
    private static final Field SUBSCRIPTIONS = subscriptionsField();
+   // What one NACK of an ack:client subscription may copy, in one transaction on the connection's thread.
+   private static final int MAX_MESSAGES = 1000;
+   private static final long MAX_BYTES = 32L * 1024 * 1024;
 
    // The acknowledgement mode of a subscription is not public. Without it the broker must not start.
    private static Field subscriptionsField() {
@@ -117,6 +120,7 @@ public final class NackInterceptor implements StompFrameInterceptor {
       List<MessageReference> rejected = consumer.scanDeliveringReferences(
          false, reference -> !single || id(reference) == messageId, reference -> id(reference) == messageId);
       require(!rejected.isEmpty() && id(rejected.get(rejected.size() - 1)) == messageId, ack);
+      requireFew(rejected);
       ActiveMQServer server = stomp.getManager().getServer();
       // The end of a connection rolls its transaction back in another thread.
       synchronized (core) {
@@ -136,6 +140,16 @@ public final class NackInterceptor implements StompFrameInterceptor {
    private static void require(boolean holds, String ack) {
       if (!holds) {
          throw new IllegalArgumentException(ack);
+      }
+   }
+
+   private static void requireFew(List<MessageReference> rejected) {
+      long bytes = 0;
+      for (MessageReference reference : rejected) {
+         bytes += reference.getMessage().getEncodeSize();
+      }
+      if (rejected.size() > 1 && (rejected.size() > MAX_MESSAGES || bytes > MAX_BYTES)) {
+         throw new IllegalStateException("a NACK would reject " + rejected.size() + " messages of " + bytes + " bytes");
       }
    }
 

@@ -52,7 +52,7 @@ _MAX_ROUNDS: Final = 8
 _MAX_REFUSALS: Final = 3
 _SMOOTHING: Final = 0.2
 _MAX_GAP_S: Final = 0.05
-"""A pause counts as no more, so that some groups after it there are waits again."""
+"""A pause counts as no more than this: a few groups after it, commits wait for others again."""
 
 WriteGroup = Callable[[Sequence[InsertRows]], Awaitable[InsertConflict]]
 

@@ -125,6 +125,24 @@ def test_frames_behind_a_refused_nack_settle_nothing(url: str) -> None:
     assert left(url, READ, 3) == {"1", "2", "3"}
 
 
+def test_nack_of_more_than_a_thousand_messages_is_refused_and_changes_nothing(url: str) -> None:
+    """With `ack:client` it rejects all before it: that must not keep the broker's thread."""
+    take_dead_letters(url)
+    count = 1001
+    to = {"destination": READ, "destination-type": "ANYCAST", "persistent": "true"}
+    with closing(Talk(url)) as talk:
+        talk.tell(*[("SEND", {**to})] * (count - 1), ("SEND", {**to, "receipt": "sent"}), body="x")
+        assert talk.next().startswith("RECEIPT")
+    for index, answer in ((count - 1, "ERROR"), (count - 2, "RECEIPT")):
+        with closing(Talk(url)) as talk:
+            to_read = {"destination": READ, "subscription-type": "ANYCAST", "id": "s"}
+            talk.tell(("SUBSCRIBE", {**to_read, "ack": "client", "consumer-window-size": "-1"}))
+            acks = [header(talk.next(), "ack") for _ in range(count)]
+            assert talk.ask("NACK", {"id": acks[index], "receipt": "done"}).startswith(answer)
+    assert left(url, READ, 1) == {"x"}
+    assert left(url, DEAD, count - 1) == {"x"}
+
+
 def test_stomp_1_2_takes_no_notice_of_the_header_subscription(url: str) -> None:
     """The broker neither: it would destroy the message if the interceptor did."""
     take_dead_letters(url)
