@@ -31,6 +31,7 @@ from tests.support import polling
 from tests.support.installation import PATIENCE_S, installed, until
 from tests.support.local_servers import TestServer
 from tests.support.native_client import Reader, RefusedError, reader
+from tests.support.native_installation import native_house
 from tests.support.process_group import Crew
 from tests.support.relay import relaying, to_send
 from tests.support.room import Place
@@ -150,18 +151,14 @@ async def test_each_rejected_message_is_at_one_place_after_kills_of_the_broker(
 ) -> None:
     """A message is acknowledged, in its queue, or a dead letter, and what is confirmed left its queue."""
     server = await asyncio.to_thread(artemis_server)
-    async with (
-        installed(database) as installation,
-        open_broker(server.url, claim_s=60, farm="rooms", client="killed") as broker,
-        LogWriter(database, kind="chores") as writer,
-    ):
-        gate = broker.users
-        assert gate is not None
-        native = await installation.subscribe(PULL, native_password=gate.hash_password("secret"))
-        await sync_broker_users(writer, gate, lambda: True)
+    async with native_house(database, server.url) as house:
+        installation, gate = house.installation, house.gate
+        native = await house.subscribe("secret")
+        await house.keep()
         *copies, last = await to_send(installation, native, kind=PULL, count=MESSAGES + 1)
         for batch in (copies, [replace(last, priority=0)]):
-            assert await broker.send(batch, not_before=[datetime.now(UTC)] * len(batch)) == []
+            due = [datetime.now(UTC)] * len(batch)
+            assert await house.broker.send(batch, not_before=due) == []
         rejected = {copy.delivery_id for copy in copies[::2]}
         answers = Answers(
             server,
