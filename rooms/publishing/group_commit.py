@@ -24,7 +24,7 @@ from rooms.publishing.claims import Claims
 _log = logging.getLogger(__name__)
 
 LINGER_S: Final = 0.003
-"""Longest time that a commit waits for more requests, while many arrive.
+"""Longest time that a commit waits for the publishers of the last one to come back.
 
 The wait ends as soon as there are as many requests as last time. A commit costs as much as twenty
 messages in it do.
@@ -50,9 +50,8 @@ _OVERHEAD_BYTES: Final = 1024
 """A request takes about so many bytes beside payloads, and so does each message or delivery."""
 _MAX_ROUNDS: Final = 8
 _MAX_REFUSALS: Final = 3
-_SMOOTHING: Final = 0.2
-_MAX_GAP_S: Final = 0.05
-"""A pause counts as no more than this: a few groups after it, commits wait for others again."""
+_MAX_MISSES: Final = 5
+"""After so many waits in vain, one commit in 32 waits."""
 
 WriteGroup = Callable[[Sequence[InsertRows]], Awaitable[InsertConflict]]
 
@@ -150,10 +149,11 @@ class GroupCommitter:
         self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._last_group_at = 0.0
         self._last_group_size = 0
-        self._mean_gap_s = _MAX_GAP_S
-        """Time between requests, over whole groups: those answered together come together."""
+        self._misses = 0
+        """Waits in vain, minus those that were not; never below 0."""
+        self._to_skip = 0
+        """Groups until the next wait."""
         self._commit_s = 0.0
 
     async def __aenter__(self) -> Self:
@@ -241,30 +241,32 @@ class GroupCommitter:
             await self._linger()
             if group := self._next_group():
                 began = self._loop.time()
-                gap_s = min((began - self._last_group_at) / len(group), _MAX_GAP_S)
-                self._mean_gap_s += _SMOOTHING * (gap_s - self._mean_gap_s)
-                self._last_group_at = began
                 await self._commit_or_retry_singly(group)
                 self._commit_s = self._loop.time() - began
                 self._last_group_size = len(group) + self._waiting_count
 
     async def _linger(self) -> None:
-        # A single publisher waits for its answer before its next request, so waiting is in vain.
-        # Otherwise as many requests are expected as last time, and the wait ends with the last.
-        longest_s = max(LINGER_S, min(self._commit_s / 2, MAX_LINGER_S))
-        if (
-            self._last_group_size <= 1
-            or self._mean_gap_s > longest_s / 2
-            or self._waiting_count >= self._last_group_size
-        ):
+        """Wait until as many requests are here as last time, if it was not in vain before.
+
+        Those who were answered together come back together. Without the wait they stay in two
+        halves for ever, each of which waits while the other is committed.
+        """
+        if self._waiting_count >= self._last_group_size or self._closing:
             return
-        if self._closing:
+        if self._to_skip:
+            self._to_skip -= 1
             return
         self._group_ready.clear()
         self._expected = self._last_group_size
+        longest_s = max(LINGER_S, min(self._commit_s / 2, MAX_LINGER_S))
         timer = self._loop.call_later(longest_s, self._group_ready.set)
         await self._group_ready.wait()
         timer.cancel()
+        if self._waiting_count >= self._expected:
+            self._misses = max(0, self._misses - 1)
+        else:
+            self._to_skip = 2**self._misses - 1
+            self._misses = min(self._misses + 1, _MAX_MISSES)
         self._expected = 0
 
     def _next_group(self) -> list[_PendingSubmission]:

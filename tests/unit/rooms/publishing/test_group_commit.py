@@ -14,7 +14,6 @@ from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.publishing.group_commit import (
     LARGE_BYTES,
     LARGE_ROWS,
-    LINGER_S,
     MAX_WAITING_BYTES,
     PLAN_CHANGED,
     CommitOutcome,
@@ -23,6 +22,7 @@ from rooms.publishing.group_commit import (
     KeyReused,
     is_large,
 )
+from tests.support import virtual_time
 
 ROOM = RoomId(1)
 MIB = 1024 * 1024
@@ -266,39 +266,61 @@ def test_a_request_is_large_by_its_rows_or_its_bytes() -> None:
     assert is_large(many)
 
 
-async def test_slow_commits_wait_for_publishers_that_come_back() -> None:
-    """Sixteen publishers come back within 5 ms of their answers, while a commit takes 20 ms.
+async def publish_in_turn(
+    publishers: int, *, commit_s: float, pause_s: float, requests: int = 60
+) -> tuple[float, list[int]]:
+    """Publish one request after another; return the mean time of an answer and each group's size.
 
-    Each commit that took only those that came first would leave the others to the next one.
+    A publisher comes back up to `pause_s` after its answer.
     """
-    publishers, requests = 16, 40
     random = Random(7)
     sizes: list[int] = []
+    taken: list[float] = []
+    loop = asyncio.get_running_loop()
 
     async def write(group: Sequence[InsertRows]) -> InsertConflict:
         sizes.append(len(group))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(commit_s)
         return NO_CONFLICT
 
     async def publish(committer: GroupCommitter) -> None:
         for _ in range(requests):
+            began = loop.time()
             await committer.submit(a_request())
-            await asyncio.sleep(random.uniform(0, 0.005))
+            taken.append(loop.time() - began)
+            await asyncio.sleep(random.uniform(0, pause_s))
 
     async with GroupCommitter(write, on_commit=lambda _: None) as committer:
         await asyncio.gather(*(publish(committer) for _ in range(publishers)))
     assert sum(sizes) == publishers * requests
-    # What comes after a pause is committed at once, until there are many again.
-    assert statistics.fmean(sizes[20:]) > 0.9 * publishers, sizes
+    return statistics.fmean(taken), sizes
 
 
-async def test_a_lone_publisher_waits_for_no_other() -> None:
-    taken: list[float] = []
-    loop = asyncio.get_running_loop()
+@pytest.mark.parametrize("publishers", [2, 3, 8, 16, 64])
+@pytest.mark.parametrize(("commit_s", "pause_s"), [(0.001, 0.002), (0.003, 0.003), (0.02, 0.005)])
+def test_commits_wait_for_publishers_that_come_back(
+    publishers: int, commit_s: float, pause_s: float
+) -> None:
+    """Each commit that took only those that came first would leave the others to the next one."""
+    _, sizes = virtual_time.run(publish_in_turn(publishers, commit_s=commit_s, pause_s=pause_s))
+    assert statistics.fmean(sizes) > 0.95 * publishers, sizes
 
-    async with GroupCommitter(Store(), on_commit=lambda _: None) as committer:
-        for _ in range(200):
-            began = loop.time()
-            await committer.submit(a_request())
-            taken.append(loop.time() - began)
-    assert statistics.median(taken) < LINGER_S / 3
+
+@pytest.mark.parametrize("publishers", [2, 16, 64])
+def test_commits_do_not_wait_for_publishers_that_stay_away(publishers: int) -> None:
+    """An answer takes as long as two commits at most: the one under way, and its own."""
+    commit_s = 0.002
+    mean_s, _ = virtual_time.run(
+        publish_in_turn(publishers, commit_s=commit_s, pause_s=0.1, requests=200)
+    )
+    assert mean_s < 2 * commit_s
+
+
+def test_a_lone_publisher_waits_for_no_other() -> None:
+    async def publish() -> float:
+        async with GroupCommitter(Store(), on_commit=lambda _: None) as committer:
+            for _ in range(200):
+                await committer.submit(a_request())
+        return asyncio.get_running_loop().time()
+
+    assert virtual_time.run(publish()) == 0

@@ -66,6 +66,7 @@ ACROSS_ROOMS: Final = {
     "queries.search.ROOM_NAMES": "the same",
     "queries.search.SUBSCRIPTION_NAMES": "the same",
     "queries.search._SHARED": "the same",
+    "usage.count._ANY_NAMED": "the count asks once whether any message at all names who published it",
     "usage.read._NEXT_HOUR": "a report goes through the hours of an organisation, in any room",
     "usage.read._NEXT_HOUR_OF_ALL": "the platform's report goes through the hours of all rooms",
     "queue.ordering._REPAIR": "upkeep walks over the keys of any room, in the order of their own key",
