@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
+# Each process that starts would compile its modules where PYTHONDONTWRITEBYTECODE is set.
+COMPILE := $(BIN)/python -m compileall -q
 # Tests mostly wait for servers, so they run in several processes, each with its own servers.
 WORKERS ?= 2
 
@@ -28,6 +30,7 @@ full-down: setup ## Stop the servers of full-up; their data stays
 	@$(BIN)/python -m rooms full down
 
 setup: $(VENV)/.extras ## Make .venv with every extra
+	@$(COMPILE) rooms delivery migrations tests
 
 test: setup ## Run the whole test-suite, in WORKERS processes
 	$(PYTEST) -n $(WORKERS) --dist loadfile tests
@@ -88,6 +91,7 @@ $(BIN)/python:
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing the dependencies of Rooms into $(VENV), once."
 	@$(PIP) --editable .
+	@$(COMPILE) rooms delivery migrations
 	@touch $@
 
 $(VENV)/.extras: pyproject.toml constraints.txt | $(BIN)/python

@@ -493,6 +493,7 @@ async def _run_terms(
 ) -> None:
     while (term := await next_term(membership, spec.partition, stop)) is not None:
         _log.info("%s is assigned to this process, epoch %d", spec.partition, term.epoch)
-        await run_periodically(
-            spec.create(replace(context, epoch=term.epoch)), every_s=spec.every_s, window=term
-        )
+        async with term:
+            await run_periodically(
+                spec.create(replace(context, epoch=term.epoch)), every_s=spec.every_s, window=term
+            )

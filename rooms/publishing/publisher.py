@@ -330,6 +330,7 @@ class Publisher:
 
         QuotaExceededError, QuotaTooLargeError.
         """
+        await quotas.resume()
         admit = functools.partial(
             quotas.admit,
             (principal.organisation_id, principal.quotas),

@@ -4,6 +4,9 @@ Each process keeps the counts in memory. Once a second, one statement adds what 
 published to the counts of the day, and returns those of all processes. So a limit of a day may be
 exceeded by what the other processes accept in that second. A rate is shared out: each process
 allows its part, the limit divided by the number of API processes that run.
+
+While nothing is limited, or nothing that is limited was used today, a process looks each five
+seconds, and before the first request that has a limit.
 """
 
 import asyncio
@@ -34,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 SYNC_S: Final = 1.0
 """Seconds between two statements that add what was published."""
+RESTING_SYNC_S: Final = 5.0
+"""The same while nothing that has a limit is used."""
 STOP_S: Final = 2.0
 """Seconds that a process which stops waits for its last counts to be added."""
 STORED_RETRY_S: Final = 30
@@ -106,9 +111,12 @@ class QuotaKeeper:
         self._lookups: TokenBuckets[OrganisationId] = TokenBuckets(LOOKUPS_PER_S, monotonic)
         self._reloads: TokenBuckets[RoomId] = TokenBuckets(1, monotonic)
         self._task: asyncio.Task[None] | None = None
-        self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._stopping = False
         self._failed = False
         self._lock = asyncio.Lock()
+        self._is_resting = False
+        self._resume_lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._try_sync()
@@ -117,7 +125,8 @@ class QuotaKeeper:
 
     async def __aexit__(self, *exc: object) -> None:
         # A statement that is cancelled fails like one that PostgreSQL refuses, so it may end first.
-        self._stop.set()
+        self._stopping = True
+        self._wake.set()
         if self._task is not None:
             ended, _ = await asyncio.wait([self._task], timeout=STOP_S)
             if not ended:
@@ -129,13 +138,31 @@ class QuotaKeeper:
                 await self._try_sync()
 
     async def _sync_until_stopped(self) -> None:
-        while not self._stop.is_set():
+        while not self._stopping:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), SYNC_S)
-                return
-            await self._try_sync()
+                await asyncio.wait_for(
+                    self._wake.wait(), RESTING_SYNC_S if self._is_resting else SYNC_S
+                )
+                self._wake.clear()
+                continue
+            self._is_resting = await self._try_sync() and not (
+                self._pending or self._used or self._full or self._buckets
+            )
 
-    async def _try_sync(self) -> None:
+    async def resume(self) -> None:
+        """Learn what all processes have used, if it is some seconds since the last time.
+
+        To be awaited before `admit`.
+        """
+        if not self._is_resting:
+            return
+        async with self._resume_lock:
+            if self._is_resting:
+                await self._try_sync()
+                self._is_resting = False
+                self._wake.set()
+
+    async def _try_sync(self) -> bool:
         try:
             await self.sync()
         except TransientError as exc:
@@ -149,6 +176,8 @@ class QuotaKeeper:
         else:
             OUTAGES.record_success(_OUTAGE)
             self._failed = False
+            return True
+        return False
 
     async def sync(self) -> None:
         """Add what was published since the last time, and learn what others have.

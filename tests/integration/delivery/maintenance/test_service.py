@@ -896,11 +896,12 @@ async def test_a_lost_term_stops_a_task_before_its_next_statement() -> None:
     turn = await next_term(membership, "upkeep/leases", stop)
     assert turn is not None
     assert turn.is_current()
-    resting = asyncio.create_task(turn.sleep(3600))
-    await asyncio.sleep(0)
-    membership.now({"upkeep/leases": 4})
-    await asyncio.wait_for(resting, PATIENCE_S)
-    assert not turn.is_current()
+    async with turn:
+        resting = asyncio.create_task(turn.sleep(3600))
+        await asyncio.sleep(0)
+        membership.now({"upkeep/leases": 4})
+        await asyncio.wait_for(resting, PATIENCE_S)
+        assert not turn.is_current()
     membership.now({})
     following = asyncio.create_task(next_term(membership, "upkeep/leases", stop))
     await asyncio.sleep(0)
