@@ -185,7 +185,7 @@ async def serve_handlers(
     stop: asyncio.Event,
 ) -> None:
     """Run consumers of every queue that has a handler, until `stop`; outages are waited out."""
-    engine = open_engine(database_url, size=1)
+    engine = open_engine(database_url, name="rooms handlers queries", size=1)
     service = HandlerService(
         handlers,
         organisation=organisation,

@@ -71,7 +71,9 @@ async def open_services(
                 observe=metrics.count_name_lookup, on_wait=metrics.count_lookup_wait
             )
         )
-        engine = open_engine(database_url, statement_timeout_s=settings.query_timeout_s)
+        engine = open_engine(
+            database_url, name="rooms api queries", statement_timeout_s=settings.query_timeout_s
+        )
         stack.push_async_callback(engine.dispose)
         keys = await stack.enter_async_context(
             ApiKeyAuthenticator(

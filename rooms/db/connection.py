@@ -75,10 +75,17 @@ def _libpq_text(url: URL) -> str:
     return address + mark + parameters.replace("+", "%20")
 
 
-def open_engine(url: str, *, size: int = 10, statement_timeout_s: int | None = None) -> AsyncEngine:
+def open_engine(
+    url: str,
+    *,
+    name: str = "rooms queries",
+    size: int = 10,
+    statement_timeout_s: int | None = None,
+) -> AsyncEngine:
     """Open a pool for everyday queries; connections that the server closed are replaced.
 
-    `statement_timeout_s`: PostgreSQL stops statements that take longer; None: it stops none.
+    `name` shows in pg_stat_activity. `statement_timeout_s`: PostgreSQL stops statements that take
+    longer; None: it stops none.
 
     Its errors show no values of statements, which would be in logs then. Every execution is planned
     for its values, unless the URL's options say otherwise.
@@ -86,13 +93,17 @@ def open_engine(url: str, *, size: int = 10, statement_timeout_s: int | None = N
     query = make_url(url).query
     given = query.get("options", "")
     options = given if isinstance(given, str) else " ".join(given)
-    timeouts = {name: value for name, value in _TIMEOUTS.items() if name not in query}
+    timeouts = {key: value for key, value in _TIMEOUTS.items() if key not in query}
     own = _CUSTOM_PLANS
     if statement_timeout_s is not None:
         own += f" -c statement_timeout={statement_timeout_s}s"
     engine = create_async_engine(
         sqlalchemy_url(url),
-        connect_args={**timeouts, "options": f"{own} {options}".rstrip()},
+        connect_args={
+            **timeouts,
+            "options": f"{own} {options}".rstrip(),
+            "application_name": name,
+        },
         pool_size=size,
         max_overflow=size,
         hide_parameters=True,

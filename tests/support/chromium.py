@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -72,19 +73,37 @@ class Watched:
         assert answer is not None
         return answer.status
 
-    def accessibility_problems(self, frame: "Frame | None" = None) -> list[str]:
+    def accessibility_problems(
+        self, frame: "Frame | None" = None, *, only: str | None = None
+    ) -> list[str]:
         """Return each rule of axe that the page, or a frame in it, breaks seriously.
 
-        With the elements.
+        With the elements. `only`: the one rule that is looked at.
         """
         from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
-        found = Axe().run(frame or self.page).response["violations"]
+        options = {"resultTypes": ["violations"]} | ({"runOnly": [only]} if only else {})
+        found = Axe().run(frame or self.page, options=options).response["violations"]
         return [
             f"{one['id']}: {one['help']}: {[node['target'] for node in one['nodes']][:5]}"
             for one in found
             if one["impact"] in _FAILING
         ]
+
+    def page_problems(self, path: str) -> list[str]:
+        """Open a page and return what is wrong with it, in either colour scheme."""
+        if (status := self.open(path)) != HTTPStatus.OK:
+            return [f"{path}: {status}"]
+        found = self.accessibility_problems()
+        # Nothing but colours differs. Without motion, they change at once.
+        self.page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+        found += [f"dark: {one}" for one in self.accessibility_problems(only="color-contrast")]
+        self.page.emulate_media(color_scheme="light", reduced_motion="reduce")
+        if (overflow := self.overflow_px()) > 0:
+            found.append(f"{overflow} px wider than the window")
+        if (headings := self.page.locator("h1").count()) != 1:
+            found.append(f"{headings} headings of the first level")
+        return [f"{path}: {one}" for one in found]
 
     def overflow_px(self) -> int:
         """Return by how much the page is wider than the window."""

@@ -32,15 +32,12 @@ def world(embedded_service: Service, sink: Sink) -> World:
 
 @pytest.fixture
 def opened(browser: "Browser", world: World) -> Iterator[Open]:
-    """Open a window that is signed in with roles: `opened(*roles, width=, scheme=, scripts=)`."""
+    """Open a window that is signed in with roles: `opened(*roles, width=, scripts=)`."""
     with ExitStack() as stack:
 
-        def open_window(
-            *roles: str, width: int = 1280, scheme: str = "light", scripts: bool = True
-        ) -> Watched:
+        def open_window(*roles: str, width: int = 1280, scripts: bool = True) -> Watched:
             context = browser.new_context(
                 viewport={"width": width, "height": 900},
-                color_scheme="dark" if scheme == "dark" else "light",
                 java_script_enabled=scripts,
             )
             stack.callback(context.close)

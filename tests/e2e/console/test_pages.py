@@ -11,27 +11,22 @@ from tests.e2e.console.world import World
 WIDE, NARROW = 1280, 390
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_every_page_is_accessible_and_keeps_to_itself(
-    opened: Open, world: World, width: int, scheme: str
+    opened: Open, world: World, width: int
 ) -> None:
-    window = opened(width=width, scheme=scheme)
-    problems: list[str] = []
-    for path in world.pages():
-        status = window.open(path)
-        if status != 200:
-            problems.append(f"{path}: {status}")
-            continue
-        problems += [f"{path}: {one}" for one in window.accessibility_problems()]
-        if window.overflow_px() > 0:
-            problems.append(f"{path}: {window.overflow_px()} px wider than the window")
-        if window.page.locator("h1").count() != 1:
-            problems.append(
-                f"{path}: {window.page.locator('h1').count()} headings of the first level"
-            )
+    window = opened(width=width)
+    problems = [one for path in world.pages() for one in window.page_problems(path)]
     assert not problems, "\n".join(problems)
     window.check()
+
+
+def test_a_dark_page_with_too_little_contrast_is_found(opened: Open) -> None:
+    window = opened()
+    rule = "@media (prefers-color-scheme: dark) { html, body { background: #111; } h1 { color: #222; } }"
+    window.page.route("**/*.css*", lambda route: route.fulfill(body=rule, content_type="text/css"))
+    problems = window.page_problems("/console")
+    assert any(one.startswith("/console: dark: color-contrast") for one in problems), problems
 
 
 def test_every_link_leads_to_a_page(opened: Open, world: World) -> None:

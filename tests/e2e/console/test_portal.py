@@ -282,24 +282,13 @@ def test_no_other_site_and_no_other_page_is_framed(
             assert any("frame-ancestors" in one for one in view.errors), (address, view.errors)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_every_page_of_the_portal_is_accessible_and_keeps_to_itself(
-    opened: Open, secure: tuple[World, str], width: int, scheme: str
+    opened: Open, secure: tuple[World, str], width: int
 ) -> None:
-    world, window = secure[0], opened(width=width, scheme=scheme)
+    world, window = secure[0], opened(width=width)
     window.open(link_to(world))
-    problems: list[str] = []
-    for path in world.portal_pages():
-        status = window.open(path)
-        if status != 200:
-            problems.append(f"{path}: {status}")
-            continue
-        problems += [f"{path}: {one}" for one in window.accessibility_problems()]
-        if window.overflow_px() > 0:
-            problems.append(f"{path}: {window.overflow_px()} px wider than the window")
-        if window.page.locator("h1").count() != 1:
-            problems.append(f"{path}: not one heading of the first level")
+    problems = [one for path in world.portal_pages() for one in window.page_problems(path)]
     assert not problems, "\n".join(problems)
     window.check()
 

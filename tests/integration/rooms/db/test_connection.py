@@ -55,6 +55,16 @@ async def test_a_page_is_planned_for_its_values(database: str) -> None:
     assert custom > 0
 
 
+async def test_a_pool_names_its_connections(database: str) -> None:
+    engine = open_engine(database, name="rooms api queries")
+    try:
+        async with transaction(engine) as connection:
+            name = await connection.scalar(text("SHOW application_name"))
+    finally:
+        await engine.dispose()
+    assert name == "rooms api queries"
+
+
 async def test_options_of_the_url_win(database: str) -> None:
     joined = "&" if "?" in database else "?"
     asked = f"{database}{joined}options=-c%20plan_cache_mode%3Dforce_generic_plan"
