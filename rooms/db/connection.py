@@ -84,8 +84,8 @@ def open_engine(
 ) -> AsyncEngine:
     """Open a pool for everyday queries; connections that the server closed are replaced.
 
-    `name` shows in pg_stat_activity. `statement_timeout_s`: PostgreSQL stops statements that take
-    longer; None: it stops none.
+    `name` shows in pg_stat_activity, unless the URL has another. `statement_timeout_s`: PostgreSQL
+    stops statements that take longer; None: it stops none.
 
     Its errors show no values of statements, which would be in logs then. Every execution is planned
     for its values, unless the URL's options say otherwise.
@@ -100,9 +100,9 @@ def open_engine(
     engine = create_async_engine(
         sqlalchemy_url(url),
         connect_args={
+            **({} if "application_name" in query else {"application_name": name}),
             **timeouts,
             "options": f"{own} {options}".rstrip(),
-            "application_name": name,
         },
         pool_size=size,
         max_overflow=size,

@@ -50,6 +50,8 @@ _OVERHEAD_BYTES: Final = 1024
 """A request takes about so many bytes beside payloads, and so does each message or delivery."""
 _MAX_ROUNDS: Final = 8
 _MAX_REFUSALS: Final = 3
+_PER_MISS: Final = 2
+"""A wait in vain counts as much as two that were not."""
 _MAX_MISSES: Final = 5
 """After so many waits in vain, one commit in 32 waits."""
 
@@ -151,10 +153,12 @@ class GroupCommitter:
         self._loop = asyncio.get_running_loop()
         self._last_group_size = 0
         self._misses = 0
-        """Waits in vain, minus those that were not; never below 0."""
+        """Waits in vain, `_PER_MISS` each, minus those that were not; never below 0."""
         self._to_skip = 0
         """Groups until the next wait."""
         self._commit_s = 0.0
+        self._ended_at = -MAX_LINGER_S
+        """End of the last commit, when it was answered."""
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run())
@@ -240,33 +244,38 @@ class GroupCommitter:
                 await self._has_work.wait()
             await self._linger()
             if group := self._next_group():
+                is_full = bool(self._waiting)
                 began = self._loop.time()
                 await self._commit_or_retry_singly(group)
-                self._commit_s = self._loop.time() - began
-                self._last_group_size = len(group) + self._waiting_count
+                self._ended_at = self._loop.time()
+                self._commit_s = self._ended_at - began
+                # What did not fit into a group need not wait for more.
+                self._last_group_size = len(group) + (0 if is_full else self._waiting_count)
 
     async def _linger(self) -> None:
         """Wait until as many requests are here as last time, if it was not in vain before.
 
         Those who were answered together come back together. Without the wait they stay in two
-        halves for ever, each of which waits while the other is committed.
+        halves for ever, each of which waits while the other is committed. The wait begins with the
+        answers: a publisher that comes later was not among them.
         """
-        if self._waiting_count >= self._last_group_size or self._closing:
+        longest_s = max(LINGER_S, min(self._commit_s / 2, MAX_LINGER_S))
+        left_s = self._ended_at + longest_s - self._loop.time()
+        if self._waiting_count >= self._last_group_size or left_s <= 0 or self._closing:
             return
         if self._to_skip:
             self._to_skip -= 1
             return
         self._group_ready.clear()
         self._expected = self._last_group_size
-        longest_s = max(LINGER_S, min(self._commit_s / 2, MAX_LINGER_S))
-        timer = self._loop.call_later(longest_s, self._group_ready.set)
+        timer = self._loop.call_later(left_s, self._group_ready.set)
         await self._group_ready.wait()
         timer.cancel()
         if self._waiting_count >= self._expected:
             self._misses = max(0, self._misses - 1)
         else:
             self._to_skip = 2**self._misses - 1
-            self._misses = min(self._misses + 1, _MAX_MISSES)
+            self._misses = min(self._misses + _PER_MISS, _MAX_MISSES)
         self._expected = 0
 
     def _next_group(self) -> list[_PendingSubmission]:

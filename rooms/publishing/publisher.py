@@ -345,6 +345,7 @@ class Publisher:
             fresh = await self._routing.reload(table.room_id)
             if fresh.quotas == table.quotas:
                 raise
+            await quotas.resume()
             return admit((fresh.room_id, fresh.quotas))
 
     async def _find_retry(

@@ -5,8 +5,8 @@ published to the counts of the day, and returns those of all processes. So a lim
 exceeded by what the other processes accept in that second. A rate is shared out: each process
 allows its part, the limit divided by the number of API processes that run.
 
-While nothing is limited, or nothing that is limited was used today, a process looks each five
-seconds, and before the first request that has a limit.
+While no request has a limit, and nothing with a limit of the day was used today, a process looks
+each five seconds, and before the next request that has a limit.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from typing import Final, Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from rooms.db.connection import without_share
 from rooms.db.quotas import Published, QuotaState
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.quota import (
@@ -116,7 +117,9 @@ class QuotaKeeper:
         self._failed = False
         self._lock = asyncio.Lock()
         self._is_resting = False
-        self._resume_lock = asyncio.Lock()
+        self._was_asked = False
+        """Something was limited since the last time that the timer looked."""
+        self._resuming: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._try_sync()
@@ -127,11 +130,12 @@ class QuotaKeeper:
         # A statement that is cancelled fails like one that PostgreSQL refuses, so it may end first.
         self._stopping = True
         self._wake.set()
-        if self._task is not None:
-            ended, _ = await asyncio.wait([self._task], timeout=STOP_S)
-            if not ended:
-                self._task.cancel()
-                await asyncio.wait([self._task], timeout=STOP_S)
+        if tasks := [one for one in (self._task, self._resuming) if one is not None]:
+            _, late = await asyncio.wait(tasks, timeout=STOP_S)
+            if late:
+                for task in late:
+                    task.cancel()
+                await asyncio.wait(late, timeout=STOP_S)
                 return
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
@@ -145,22 +149,38 @@ class QuotaKeeper:
                 )
                 self._wake.clear()
                 continue
-            self._is_resting = await self._try_sync() and not (
-                self._pending or self._used or self._full or self._buckets
+            was_asked, self._was_asked = self._was_asked, False
+            is_current = await self._try_sync()
+            self._is_resting = is_current and not (
+                was_asked or self._was_asked or self._pending or self._used or self._full
             )
 
     async def resume(self) -> None:
         """Learn what all processes have used, if it is some seconds since the last time.
 
-        To be awaited before `admit`.
+        To be awaited before `admit`. It takes `SYNC_S` at most, also while PostgreSQL is away.
         """
+        self._was_asked = True
         if not self._is_resting:
             return
-        async with self._resume_lock:
-            if self._is_resting:
-                await self._try_sync()
-                self._is_resting = False
-                self._wake.set()
+        if self._resuming is None:
+            # For all organisations: it waits for no share of the one that happens to ask.
+            with without_share():
+                self._resuming = asyncio.create_task(self._look_again())
+        await asyncio.wait([self._resuming], timeout=SYNC_S)
+        self._end_rest()
+
+    async def _look_again(self) -> None:
+        try:
+            await self._try_sync()
+        finally:
+            self._resuming = None
+            self._end_rest()
+
+    def _end_rest(self) -> None:
+        if self._is_resting:
+            self._is_resting = False
+            self._wake.set()
 
     async def _try_sync(self) -> bool:
         try:

@@ -29,13 +29,14 @@ from rooms.domain.ids import SubscriptionId
 from rooms.domain.state_machine import Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.domain.work_location import AT_BROKER, TO_RELAY, WorkLocation
 from rooms.errors import BrokerUnavailableError
-from tests.integration.delivery.maintenance.test_service import Shifting, ask, job
+from tests.integration.delivery.maintenance.test_service import ask, job
 from tests.support.fake_broker import MemoryBroker
 from tests.support.installation import PATIENCE_S, Installation, ago, installed, until
 from tests.support.manual_clock import ManualClock
 from tests.support.pull_service import open_counter
 from tests.support.push_worker import answered
 from tests.support.relay import RELAYED, Counting, places, relaying, to_send, until_sent
+from tests.support.shifting_membership import ShiftingMembership
 
 PULL = SubscriptionType.PULL
 LONG_MS = 25_000
@@ -77,7 +78,7 @@ async def test_what_the_horizon_reaches_is_to_be_sent(
     near = await scheduled(installation, ago(-50), kind=PULL)
     far = await scheduled(installation, ago(-3600))
     rung: list[bool] = []
-    await DueScheduler(writer, lambda: rung.append(True), Shifting({})).run(always)
+    await DueScheduler(writer, lambda: rung.append(True), ShiftingMembership({})).run(always)
     assert rung == [True]
     assert await places(installation) == {
         WorkLocation.PUSH_TO_RELAY: 1,

@@ -5,10 +5,10 @@ import dataclasses
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,7 +23,6 @@ from delivery.maintenance.deletions import DeleteJob
 from delivery.maintenance.expiry import BATCH, DeliveryExpirer, expire_leases
 from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.service import TaskContext, TaskIntervals, all_tasks, run_tasks
-from delivery.maintenance.task import next_term
 from rooms.clock import SystemClock
 from rooms.db.connection import connect, open_connection, open_engine
 from rooms.db.jobs.delete import DeleteQueries
@@ -887,59 +886,6 @@ async def test_two_processes_share_the_tasks_and_take_over(
     await until(lambda: is_in(installation, copy, State.EXPIRED), "the delivery to expire")
     await first.end()
     await until(lambda: has_all(second), "the second to do everything")
-
-
-async def test_a_lost_term_stops_a_task_before_its_next_statement() -> None:
-    """Assign the partition elsewhere, or here again in another epoch: the term ends at once."""
-    membership = Shifting({"upkeep/leases": 3})
-    stop = asyncio.Event()
-    turn = await next_term(membership, "upkeep/leases", stop)
-    assert turn is not None
-    assert turn.is_current()
-    async with turn:
-        resting = asyncio.create_task(turn.sleep(3600))
-        await asyncio.sleep(0)
-        membership.now({"upkeep/leases": 4})
-        await asyncio.wait_for(resting, PATIENCE_S)
-        assert not turn.is_current()
-    membership.now({})
-    following = asyncio.create_task(next_term(membership, "upkeep/leases", stop))
-    await asyncio.sleep(0)
-    membership.now({"upkeep/leases": 5})
-    turn = await asyncio.wait_for(following, PATIENCE_S)
-    assert turn is not None
-    assert turn.epoch == 5
-    stop.set()
-    assert not turn.is_current()
-    assert await next_term(membership, "upkeep/leases", stop) is None
-
-
-class Shifting:
-    """A membership whose epochs a test sets."""
-
-    def __init__(self, epochs: dict[str, int]) -> None:
-        self._epochs = epochs
-        self._change = asyncio.Event()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
-    def epoch(self, partition: str) -> int | None:
-        return self._epochs.get(partition)
-
-    def set_partitions(self, partitions: Sequence[str]) -> None:
-        self._epochs |= dict.fromkeys(partitions, 1)
-
-    def wait_changed(self) -> Coroutine[Any, Any, object]:
-        return self._change.wait()
-
-    def now(self, epochs: dict[str, int]) -> None:
-        self._epochs = epochs
-        change, self._change = self._change, asyncio.Event()
-        change.set()
 
 
 async def test_maintenance_survives_lost_connections(

@@ -14,6 +14,7 @@ from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.publishing.group_commit import (
     LARGE_BYTES,
     LARGE_ROWS,
+    MAX_ROWS,
     MAX_WAITING_BYTES,
     PLAN_CHANGED,
     CommitOutcome,
@@ -324,3 +325,50 @@ def test_a_lone_publisher_waits_for_no_other() -> None:
         return asyncio.get_running_loop().time()
 
     assert virtual_time.run(publish()) == 0
+
+
+def test_a_request_long_after_a_burst_waits_for_no_other() -> None:
+    commit_s = 0.001
+
+    async def publish() -> float:
+        loop = asyncio.get_running_loop()
+
+        async def write(_: Sequence[InsertRows]) -> InsertConflict:
+            await asyncio.sleep(commit_s)
+            return NO_CONFLICT
+
+        async with GroupCommitter(write, on_commit=lambda _: None) as committer:
+            await asyncio.gather(*(committer.submit(a_request()) for _ in range(16)))
+            await asyncio.sleep(1)
+            began = loop.time()
+            await committer.submit(a_request())
+            return loop.time() - began
+
+    assert virtual_time.run(publish()) == pytest.approx(commit_s)
+
+
+def test_full_groups_wait_for_no_more() -> None:
+    """A hundred publishers of a hundred rows each: twenty requests fill a group."""
+    commit_s, publishers, requests = 0.01, 100, 20
+    sizes: list[int] = []
+
+    async def publish_all() -> float:
+        async def write(group: Sequence[InsertRows]) -> InsertConflict:
+            sizes.append(len(group))
+            await asyncio.sleep(commit_s)
+            return NO_CONFLICT
+
+        async def publish(committer: GroupCommitter) -> None:
+            for _ in range(requests):
+                one = a_request()
+                one.row_count = MAX_ROWS // 20
+                await committer.submit(one)
+                await asyncio.sleep(0.002)
+
+        async with GroupCommitter(write, on_commit=lambda _: None) as committer:
+            await asyncio.gather(*(publish(committer) for _ in range(publishers)))
+        return asyncio.get_running_loop().time()
+
+    took_s = virtual_time.run(publish_all())
+    assert max(sizes) == 20
+    assert took_s < 1.02 * commit_s * len(sizes)

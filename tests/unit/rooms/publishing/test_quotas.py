@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from rooms.db.connection import ConnectionShares, hold_share
 from rooms.db.quotas import Published, QuotaState
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.quota import Quotas, Subject, organisation_subject
 from rooms.errors import QuotaExceededError, StorageUnavailableError
-from rooms.publishing.quotas import RESTING_SYNC_S, QuotaKeeper
+from rooms.publishing.quotas import RESTING_SYNC_S, SYNC_S, QuotaKeeper
 from tests.support import virtual_time
 
 ORGANISATION = OrganisationId("o")
@@ -23,10 +24,12 @@ class Counts:
         self.used: dict[Subject, int] = {}
         self.calls: list[float] = []
         self.is_away = False
+        self.takes_s = 0.01
 
     async def sync(self, added: Mapping[Subject, Published], _: datetime | None) -> QuotaState:
         self.calls.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(0.01)
+        async with hold_share():
+            await asyncio.sleep(self.takes_s)
         if self.is_away:
             raise StorageUnavailableError("cut")
         for subject, one in added.items():
@@ -55,7 +58,7 @@ def test_a_process_looks_seldom_until_something_is_limited() -> None:
         async with counts.keeper() as keeper:
             await asyncio.sleep(60)
             resting = len(counts.calls)
-            await admit(keeper, Quotas(messages_per_s=100))
+            await admit(keeper, Quotas(messages_per_day=100))
             await asyncio.sleep(60)
             return resting, len(counts.calls) - resting
 
@@ -81,6 +84,65 @@ def test_the_first_request_with_a_limit_knows_what_others_have_used() -> None:
             assert counts.used == {organisation_subject(ORGANISATION): 3}
 
     virtual_time.run(main())
+
+
+def test_a_process_does_not_rest_between_requests_whose_limit_leaves_no_trace() -> None:
+    async def main() -> int:
+        counts = Counts()
+        async with counts.keeper() as keeper:
+            await asyncio.sleep(31)
+            await admit(keeper, Quotas(payload_bytes=5))
+            before = len(counts.calls)
+            for _ in range(200):
+                await asyncio.sleep(0.1)
+                await admit(keeper, Quotas(payload_bytes=5))
+            return len(counts.calls) - before
+
+    assert virtual_time.run(main()) <= 20
+
+
+def test_a_statement_that_hangs_holds_up_a_request_for_a_second_at_most() -> None:
+    async def main() -> list[float]:
+        counts, loop = Counts(), asyncio.get_running_loop()
+        taken = []
+        async with counts.keeper() as keeper:
+            await asyncio.sleep(31)
+            counts.takes_s = 30.0
+            for _ in range(3):
+                began = loop.time()
+                await admit(keeper, Quotas(messages_per_day=100))
+                taken.append(loop.time() - began)
+        return taken
+
+    first, *others = virtual_time.run(main())
+    assert first == pytest.approx(SYNC_S)
+    assert others == [0, 0]
+
+
+def test_a_look_uses_no_share_of_the_organisation_that_asks() -> None:
+    """It has as many queries as it may have, and the others must not wait for it."""
+
+    async def main() -> float:
+        counts, loop = Counts(), asyncio.get_running_loop()
+        shares = ConnectionShares(1, on_refusal=lambda: None)
+        async with counts.keeper() as keeper:
+            await asyncio.sleep(31)
+            shares.enter(ORGANISATION)
+            async with hold_share():
+                busy = loop.create_future()
+                asking = asyncio.create_task(ask(shares, keeper, busy))
+                await busy
+                began = loop.time()
+                await asking
+                return loop.time() - began
+
+    assert virtual_time.run(main()) < SYNC_S / 2
+
+
+async def ask(shares: ConnectionShares, keeper: QuotaKeeper, busy: "asyncio.Future[None]") -> None:
+    shares.enter(ORGANISATION)
+    busy.set_result(None)
+    await admit(keeper, Quotas(messages_per_day=100))
 
 
 def test_many_first_requests_take_one_look() -> None:

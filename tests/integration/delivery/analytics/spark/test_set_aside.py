@@ -22,6 +22,7 @@ from delivery.analytics.spark.segments import HadoopFiles, HadoopSegments
 from tests.support.analysis_run import Analyse, Analysed
 from tests.support.damaged_segments import flip, segments_of
 from tests.support.planted_outages import Planted, Town, plant
+from tests.support.spark_sessions import HERE
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,9 @@ def test_the_process_prints_no_java(copied: Analysed, master: str) -> None:
     """Its output is a few lines; Spark's goes to a file that an error names."""
     flip(segments_of(copied)[1])
     places = ["--segments", str(copied.segments), "--out", str(copied.out)]
-    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--master {master} pyspark-shell"}
+    options = os.environ["PYSPARK_SUBMIT_ARGS"]
+    assert HERE in options
+    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": options.replace(HERE, master)}
     found = subprocess.run(
         [sys.executable, "-m", "delivery.analytics.spark", *places],
         env=environment,
