@@ -21,6 +21,7 @@ from rooms.publishing.group_commit import (
     GroupCommitter,
     IdReused,
     KeyReused,
+    WriteGroup,
     is_large,
 )
 from tests.support import virtual_time
@@ -267,6 +268,17 @@ def test_a_request_is_large_by_its_rows_or_its_bytes() -> None:
     assert is_large(many)
 
 
+def taking(commit_s: float, sizes: list[int]) -> WriteGroup:
+    """Return a write that takes so long, and adds the size of each group to `sizes`."""
+
+    async def write(group: Sequence[InsertRows]) -> InsertConflict:
+        sizes.append(len(group))
+        await asyncio.sleep(commit_s)
+        return NO_CONFLICT
+
+    return write
+
+
 async def publish_in_turn(
     publishers: int, *, commit_s: float, pause_s: float, requests: int = 60
 ) -> tuple[float, list[int]]:
@@ -279,11 +291,6 @@ async def publish_in_turn(
     taken: list[float] = []
     loop = asyncio.get_running_loop()
 
-    async def write(group: Sequence[InsertRows]) -> InsertConflict:
-        sizes.append(len(group))
-        await asyncio.sleep(commit_s)
-        return NO_CONFLICT
-
     async def publish(committer: GroupCommitter) -> None:
         for _ in range(requests):
             began = loop.time()
@@ -291,7 +298,7 @@ async def publish_in_turn(
             taken.append(loop.time() - began)
             await asyncio.sleep(random.uniform(0, pause_s))
 
-    async with GroupCommitter(write, on_commit=lambda _: None) as committer:
+    async with GroupCommitter(taking(commit_s, sizes), on_commit=lambda _: None) as committer:
         await asyncio.gather(*(publish(committer) for _ in range(publishers)))
     assert sum(sizes) == publishers * requests
     return statistics.fmean(taken), sizes
@@ -333,11 +340,7 @@ def test_a_request_long_after_a_burst_waits_for_no_other() -> None:
     async def publish() -> float:
         loop = asyncio.get_running_loop()
 
-        async def write(_: Sequence[InsertRows]) -> InsertConflict:
-            await asyncio.sleep(commit_s)
-            return NO_CONFLICT
-
-        async with GroupCommitter(write, on_commit=lambda _: None) as committer:
+        async with GroupCommitter(taking(commit_s, []), on_commit=lambda _: None) as committer:
             await asyncio.gather(*(committer.submit(a_request()) for _ in range(16)))
             await asyncio.sleep(1)
             began = loop.time()
@@ -353,11 +356,6 @@ def test_full_groups_wait_for_no_more() -> None:
     sizes: list[int] = []
 
     async def publish_all() -> float:
-        async def write(group: Sequence[InsertRows]) -> InsertConflict:
-            sizes.append(len(group))
-            await asyncio.sleep(commit_s)
-            return NO_CONFLICT
-
         async def publish(committer: GroupCommitter) -> None:
             for _ in range(requests):
                 one = a_request()
@@ -365,7 +363,7 @@ def test_full_groups_wait_for_no_more() -> None:
                 await committer.submit(one)
                 await asyncio.sleep(0.002)
 
-        async with GroupCommitter(write, on_commit=lambda _: None) as committer:
+        async with GroupCommitter(taking(commit_s, sizes), on_commit=lambda _: None) as committer:
             await asyncio.gather(*(publish(committer) for _ in range(publishers)))
         return asyncio.get_running_loop().time()
 
