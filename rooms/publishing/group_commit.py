@@ -53,7 +53,7 @@ _MAX_REFUSALS: Final = 3
 _PER_MISS: Final = 2
 """A wait in vain counts as much as two that were not."""
 _MAX_MISSES: Final = 5
-"""After so many waits in vain, one commit in 32 waits."""
+"""With so many, one commit in 32 waits."""
 
 WriteGroup = Callable[[Sequence[InsertRows]], Awaitable[InsertConflict]]
 

@@ -31,6 +31,8 @@ from tests.support.world_logs import log_rows
 _NOW = datetime(2026, 1, 9, tzinfo=UTC)
 _RANK_ERROR = 0.01
 _WORLD_HOURS = 3
+_WORLD_SEED = 10
+"""Of it the trouble of each world begins in the first two and a half hours."""
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +151,7 @@ def test_simulated_worlds_of_attempts_only(
 
     One log takes one start of each engine, and a tenth of the time.
     """
-    worlds = [simulate(plan(5)) for plan in SCENARIOS.values()]
+    worlds = [simulate(plan(_WORLD_SEED)) for plan in SCENARIOS.values()]
     write(log_rows(joined(worlds, hours=_WORLD_HOURS)), tmp_path / "segments")
     here, spark = on_both(analyse, analyse_here, tmp_path / "segments", tmp_path)
     assert_same(here, spark)
@@ -157,8 +159,8 @@ def test_simulated_worlds_of_attempts_only(
         int((row["began"].timestamp() - START_S) // (3600 * _WORLD_HOURS))
         for row in here.rows("incidents")
     }
-    # Trouble begins later in some of them.
-    assert len(found) > len(SCENARIOS) / 2
+    quiet = list(SCENARIOS).index("noise")
+    assert found >= set(range(len(SCENARIOS))) - {quiet}
 
 
 def small_town() -> pa.Table:
