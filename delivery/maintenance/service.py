@@ -51,6 +51,7 @@ from rooms.db.notify import Notifier
 from rooms.db.queue.expire import ExpiryQueries
 from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.queue.resend import ResendQueries
+from rooms.db.retention.log_index import LogIndex
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator
 from rooms.domain.job import JobKind
@@ -138,6 +139,9 @@ class TaskSpec:
     create: Callable[[TaskContext], PeriodicTask]
 
 
+_TaskFunction = Callable[[TaskContext, ShouldContinue], Awaitable[None]]
+
+
 def all_tasks(
     intervals: TaskIntervals,
     broker: Broker | None = None,
@@ -151,12 +155,7 @@ def all_tasks(
     )
 
 
-def _function_task(
-    partition: str,
-    name: str,
-    every_s: float,
-    function: Callable[[TaskContext, ShouldContinue], Awaitable[None]],
-) -> TaskSpec:
+def _function_task(partition: str, name: str, every_s: float, function: _TaskFunction) -> TaskSpec:
     return TaskSpec(
         partition=partition,
         every_s=every_s,
@@ -165,9 +164,7 @@ def _function_task(
 
 
 def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
-    table: Sequence[
-        tuple[str, str, float, Callable[[TaskContext, ShouldContinue], Awaitable[None]]]
-    ] = (
+    table: Sequence[tuple[str, str, float, _TaskFunction]] = (
         (
             "upkeep/keys",
             "cleanup of idempotency keys",
@@ -203,12 +200,6 @@ def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
             "the estimate of stored messages",
             intervals.quotas_s,
             lambda context, go_on: update_quotas(context.engine, go_on),
-        ),
-        (
-            "upkeep/usage",
-            "the count of usage",
-            intervals.usage_s,
-            lambda context, go_on: update_usage(context.engine, context.metrics, go_on),
         ),
     )
     return [_function_task(*row) for row in table]
@@ -259,6 +250,14 @@ def _stateful_tasks(
                 OrderingQueries(context.fast_writer),
                 context.notifier.notify_queued,
                 context.metrics.ordering_repaired.inc,
+            ),
+        ),
+        TaskSpec(
+            partition="upkeep/usage",
+            every_s=intervals.usage_s,
+            create=lambda context: FunctionTask(
+                "the count of usage",
+                partial(update_usage, context.engine, context.metrics, LogIndex()),
             ),
         ),
         TaskSpec(

@@ -12,6 +12,7 @@ from delivery.maintenance.jobs import sleep_unless_stopped
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.connection import transaction
 from rooms.db.quotas import delete_old_use, estimate_stored, limited_stores
+from rooms.db.retention.log_index import LogIndex
 from rooms.db.usage import count as records
 from rooms.db.usage.minutes import DELETE_BATCH, delete_old_minutes
 from rooms.metrics import Metrics
@@ -50,12 +51,16 @@ async def count_usage(
 
 
 async def update_usage(
-    engine: AsyncEngine, metrics: Metrics, should_continue: ShouldContinue
+    engine: AsyncEngine,
+    metrics: Metrics,
+    log_index: LogIndex,
+    should_continue: ShouldContinue,
 ) -> None:
-    """Count, delete old minutes, and report how far behind the counts are.
+    """Update the index, count, delete old minutes, and report how far behind the counts are.
 
     StorageUnavailableError, StorageRefusedError.
     """
+    await log_index.update(engine, should_continue)
     if await count_usage(engine, should_continue) is None:
         return
     deleted = DELETE_BATCH

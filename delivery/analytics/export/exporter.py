@@ -75,7 +75,6 @@ class Exporter:
                 return ExportReport(
                     rows=0, files=0, size=0, plans=0, gaps={}, holder=None, busy=True
                 )
-            exports.summarize_index()
             horizon = exports.settled_xid()  # read once, so that a run ends at any write rate
             while should_continue():
                 plan = exports.next_range(horizon, max_transactions=max_xids)

@@ -7,8 +7,8 @@ before its rows are read, and sealed when they are safe elsewhere. The next rang
 ended. A process that dies in between leaves a range that is read again, with the same rows.
 
 Rows of a range are found by `log_entries_xid`, a BRIN index. The log is only appended to, so the
-index costs a few bytes a megabyte, and blocks that it does not summarize yet are always read. It
-works in every partition: a row that is written today about a message of last month is in that
+index costs a few bytes a megabyte, and blocks that it does not summarize yet are always read
+(`rooms.db.retention.log_index`). It works in every partition: a row that is written today about a message of last month is in that
 month's partition.
 """
 
@@ -92,10 +92,6 @@ FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() 
 EXPORTED_TOTALS: Final = """
 SELECT coalesce(max(end_xid), 0), coalesce(sum(rows), 0)::bigint, max(sealed_at) FROM log_exports
 WHERE destination = %s AND system = %s AND sealed_at IS NOT NULL
-"""
-_INDEXES: Final = """
-SELECT i.indexrelid::regclass::text FROM pg_inherits h JOIN pg_index i ON i.indexrelid = h.inhrelid
-WHERE h.inhparent = 'log_entries_xid'::regclass
 """
 _COPY: Final = """
 COPY (SELECT {columns} FROM delivery_log l LEFT JOIN LATERAL (
@@ -331,26 +327,6 @@ class ExportConnection:
         with _translate_errors():
             end, rows, at = self._rows(EXPORTED_TOTALS, self.destination, self.system)[0]
         return ExportProgress(end_xid=end, rows=rows, exported_at=at)
-
-    def summarize_index(self) -> None:
-        """Update the index with the blocks added since, so that they are not read for nothing.
-
-        Optional.
-        """
-        with _translate_errors():
-            for (index,) in self._rows(_INDEXES):
-                try:
-                    with self._open_connection.transaction():
-                        self._open_connection.execute("SET LOCAL lock_timeout = '200ms'")
-                        self._open_connection.execute(
-                            "SELECT brin_summarize_new_values(%s::regclass)", (index,)
-                        )
-                except (
-                    psycopg.errors.LockNotAvailable,
-                    psycopg.errors.InsufficientPrivilege,
-                    psycopg.errors.UndefinedTable,  # retention was here
-                ):
-                    continue
 
     @property
     def _open_connection(self) -> psycopg.Connection[Any]:

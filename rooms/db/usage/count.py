@@ -83,6 +83,7 @@ _OF_BOTH: Final = (
 
 
 # Most installations have no message with either, and then none is looked up. Partial indexes show that.
+# The log is read twice, because to keep all rows between two uses costs more than to read them again.
 _ANY_NAMED: Final = (
     "EXISTS (SELECT FROM messages WHERE publisher_organisation_id IS NOT NULL)"
     " OR EXISTS (SELECT FROM messages WHERE application IS NOT NULL)"
@@ -97,22 +98,25 @@ def _count_statement(moved: str, rows: str) -> str:
     return f"""
 WITH moved AS (
     {moved}
-), l AS MATERIALIZED (
-    SELECT room_id, message_id, {MINUTE} AS minute, coalesce(event_type, '') AS event_type, payload_bytes, enqueued, kind, subscription_id, http_status, error_class, latency_ms
-    FROM log_entries l WHERE {rows}
-), publishes AS (
-    SELECT * FROM l WHERE kind = 'published'
+), publishes AS MATERIALIZED (
+    SELECT room_id, message_id, {MINUTE} AS minute, coalesce(event_type, '') AS event_type, payload_bytes, enqueued
+    FROM log_entries l WHERE kind = 'published' AND ({rows})
 ), groups AS MATERIALIZED (
-    SELECT minute, room_id, event_type, subscription_id, kind, http_status IS NOT NULL AS answered,
+    SELECT {MINUTE} AS minute, room_id, coalesce(event_type, '') AS event_type, subscription_id, kind, http_status IS NOT NULL AS answered,
         error_class IS NOT NULL AS failed, CASE WHEN kind IN ('attempted', 'delivered') THEN {BUCKET} END AS bucket, count(*) AS n
-    FROM l WHERE kind <> 'published' GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+    FROM log_entries l WHERE kind <> 'published' AND ({rows}) GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+), any_named AS MATERIALIZED (
+    SELECT {_ANY_NAMED} AS yes
 ), published AS (
-    SELECT date_trunc('hour', p.minute, 'UTC') AS hour, p.room_id, m.publisher_organisation_id, p.event_type, m.application, count(*) AS messages, sum(p.payload_bytes) AS bytes
+    SELECT date_trunc('hour', minute, 'UTC') AS hour, room_id, NULL::uuid AS publisher_organisation_id, event_type, NULL::text AS application,
+        count(*) AS messages, sum(payload_bytes) AS bytes
+    FROM publishes WHERE NOT (SELECT yes FROM any_named) GROUP BY minute, room_id, event_type
+    UNION ALL
+    SELECT date_trunc('hour', p.minute, 'UTC'), p.room_id, m.publisher_organisation_id, p.event_type, m.application, count(*), sum(p.payload_bytes)
     FROM publishes p LEFT JOIN LATERAL (
-        SELECT publisher_organisation_id, application FROM messages m
-        WHERE (SELECT {_ANY_NAMED}) AND m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
+        SELECT publisher_organisation_id, application FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
     ) m ON true
-    GROUP BY p.minute, p.room_id, m.publisher_organisation_id, p.event_type, m.application
+    WHERE (SELECT yes FROM any_named) GROUP BY p.minute, p.room_id, m.publisher_organisation_id, p.event_type, m.application
 ), enqueued AS (
     SELECT minute, room_id, event_type, substr(enqueued, 36 * n - 35, 16) AS subscription, count(*) AS n
     FROM (SELECT minute, room_id, event_type, enqueued, generate_series(1, octet_length(enqueued) / 36) AS n FROM publishes) e GROUP BY 1, 2, 3, 4

@@ -24,6 +24,7 @@ from rooms.clock import SystemClock
 from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
+from rooms.db.retention.log_index import LogIndex
 from rooms.db.usage import count as records
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId
@@ -408,13 +409,13 @@ async def test_old_minutes_are_deleted(installation: Installation, engine: Async
         "INSERT INTO activity_minutes SELECT gen_random_uuid(), now() - m * interval '1 minute', 1, 1, 0, 0, 0, '{}'"
         " FROM generate_series(0, 15000, 100) m, generate_series(1, 100)"
     )
-    await update_usage(engine, Metrics(), always)
+    await update_usage(engine, Metrics(), LogIndex(), always)
     assert await installation.value("SELECT count(*) FROM activity_minutes") == 100
 
 
 async def test_the_delay_is_reported(installation: Installation, engine: AsyncEngine) -> None:
     metrics = Metrics()
-    await update_usage(engine, metrics, always)
+    await update_usage(engine, metrics, LogIndex(), always)
     assert 0 <= metrics.usage_delay._value.get() < 60
     assert "upkeep/usage" in {spec.partition for spec in all_tasks(TaskIntervals())}
 
