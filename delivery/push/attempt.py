@@ -51,14 +51,15 @@ class AttemptExecutor:
         self._random = random
 
     async def attempt(
-        self, task: DeliveryTask, lane: Lane, *, is_probe: bool = False
+        self, task: DeliveryTask, lane: Lane, started: float, *, is_probe: bool = False
     ) -> AttemptReport:
         """Attempt a task and adapt its lane. ClaimExpiredError: no attempt was made.
 
-        `is_probe`: it is sent to find out whether the open circuit can be closed.
+        `started`: now, in monotonic seconds. `is_probe`: it is sent to find out whether the open
+        circuit can be closed.
         """
         clock, endpoint = self._clock, lane.endpoint
-        if task.expires_at <= clock.monotonic():
+        if task.expires_at <= started:
             return DeliveryOutcome(task=task, state=State.EXPIRED), ()
         try:
             body = request_body(task)
@@ -72,7 +73,6 @@ class AttemptExecutor:
                 target_host=endpoint.host,
             )
             return outcome, ()
-        started = clock.monotonic()
         try:
             if (
                 task.crash_count

@@ -107,11 +107,12 @@ class SlotPool:
             try:
                 while (task := lane.dequeue()) is not None:
                     self._lanes.on_task_dequeued(lane)
-                    if lane.claim_too_short(task, self._clock.monotonic()):
+                    now = self._clock.monotonic()
+                    if lane.claim_too_short(task, now):
                         self._unsent.release_later([task])
                         continue
                     try:
-                        self._record(lane, await self._attempts.attempt(task, lane))
+                        self._record(lane, await self._attempts.attempt(task, lane, now))
                     except ClaimExpiredError:
                         self._unsent.release_later([task])
                     except Exception:
@@ -134,7 +135,8 @@ class SlotPool:
 
     async def _run_probe(self, lane: Lane, task: DeliveryTask) -> None:
         try:
-            self._record(lane, await self._attempts.attempt(task, lane, is_probe=True))
+            now = self._clock.monotonic()
+            self._record(lane, await self._attempts.attempt(task, lane, now, is_probe=True))
         except ClaimExpiredError:
             self._unsent.release_later([task])
         except Exception:

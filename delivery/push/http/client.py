@@ -93,12 +93,8 @@ class HttpSender:
         started = self._clock()
         deadline = started + timeout_s
         key = (organisation, target.origin)
-        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (
-            target.request_head,
-            headers,
-            len(body),
-            body,
-        )
+        length = b"Content-Length: %d\r\n\r\n" % len(body)
+        request = b"".join((target.request_head, headers, length, body))
         addresses = self._resolver.cached(target.host, organisation)
         connection = self._pool.take_idle(key, addresses) if addresses is not None else None
         try:

@@ -43,20 +43,21 @@ class Signer:
         if not secrets:
             raise ValueError("signing needs at least one secret")
         # Copying the state after both pads costs less than an HMAC from the key each time.
-        self._keys = tuple(_hmac_pads(secret) for secret in secrets)
+        self._keys = tuple((inner.copy, outer.copy) for inner, outer in map(_hmac_pads, secrets))
 
     def sign(self, webhook_id: str, timestamp: int, body: bytes) -> str:
         """Return the value of `webhook-signature`. `timestamp`: epoch seconds."""
         prefix = f"{webhook_id}.{timestamp}.".encode()
-        signatures = []
-        for inner, outer in self._keys:
-            digest = inner.copy()
+        signatures = ""
+        for copy_inner, copy_outer in self._keys:
+            digest = copy_inner()
             digest.update(prefix)
             digest.update(body)
-            signature = outer.copy()
+            signature = copy_outer()
             signature.update(digest.digest())
-            signatures.append("v1," + b2a_base64(signature.digest(), newline=False).decode("ascii"))
-        return " ".join(signatures)
+            value = "v1," + b2a_base64(signature.digest(), newline=False).decode("ascii")
+            signatures = f"{signatures} {value}" if signatures else value
+        return signatures
 
 
 def _hmac_pads(secret: bytes) -> "tuple[hashlib._Hash, hashlib._Hash]":
