@@ -83,43 +83,41 @@ _OF_BOTH: Final = (
 
 
 # Most installations have no message with either, and then none is looked up. Partial indexes show that.
-# The log is read twice, because to keep all rows between two uses costs more than to read them again.
 _ANY_NAMED: Final = (
-    "EXISTS (SELECT FROM messages WHERE publisher_organisation_id IS NOT NULL)"
+    "SELECT EXISTS (SELECT FROM messages WHERE publisher_organisation_id IS NOT NULL)"
     " OR EXISTS (SELECT FROM messages WHERE application IS NOT NULL)"
 )
+# "publisher:application", each empty where there is none.
+_NAME: Final = """CASE WHEN kind = 'published' THEN (
+            SELECT concat(publisher_organisation_id, ':', application) FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
+        ) END"""
+# `enqueued` has 36 bytes for each delivery, of which the first 16 are the subscription. Publishes to
+# the same subscriptions are one group, which is taken apart once.
+_RECIPIENTS: Final = """CASE WHEN octet_length(enqueued) = 36 THEN substr(enqueued, 1, 16) WHEN enqueued IS NOT NULL THEN (
+            SELECT string_agg(substr(l.enqueued, 36 * i - 35, 16), '') FROM generate_series(1, octet_length(l.enqueued) / 36) i
+        ) END"""
 
 
 def _count(condition: str) -> str:
     return f"coalesce(sum(n) FILTER (WHERE {condition}), 0)::int8"
 
 
-def _count_statement(moved: str, rows: str) -> str:
+def _count_statement(moved: str, rows: str, *, named: bool) -> str:
     return f"""
 WITH moved AS (
     {moved}
-), publishes AS MATERIALIZED (
-    SELECT room_id, message_id, {MINUTE} AS minute, coalesce(event_type, '') AS event_type, payload_bytes, enqueued
-    FROM log_entries l WHERE kind = 'published' AND ({rows})
 ), groups AS MATERIALIZED (
     SELECT {MINUTE} AS minute, room_id, coalesce(event_type, '') AS event_type, subscription_id, kind, http_status IS NOT NULL AS answered,
-        error_class IS NOT NULL AS failed, CASE WHEN kind IN ('attempted', 'delivered') THEN {BUCKET} END AS bucket, count(*) AS n
-    FROM log_entries l WHERE kind <> 'published' AND ({rows}) GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
-), any_named AS MATERIALIZED (
-    SELECT {_ANY_NAMED} AS yes
+        error_class IS NOT NULL AS failed, CASE WHEN kind IN ('attempted', 'delivered') THEN {BUCKET} END AS bucket,
+        {_NAME if named else "NULL::text"} AS name, {_RECIPIENTS} AS recipients, count(*) AS n, sum(payload_bytes) AS bytes
+    FROM log_entries l WHERE {rows} GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 ), published AS (
-    SELECT date_trunc('hour', minute, 'UTC') AS hour, room_id, NULL::uuid AS publisher_organisation_id, event_type, NULL::text AS application,
-        count(*) AS messages, sum(payload_bytes) AS bytes
-    FROM publishes WHERE NOT (SELECT yes FROM any_named) GROUP BY minute, room_id, event_type
-    UNION ALL
-    SELECT date_trunc('hour', p.minute, 'UTC'), p.room_id, m.publisher_organisation_id, p.event_type, m.application, count(*), sum(p.payload_bytes)
-    FROM publishes p LEFT JOIN LATERAL (
-        SELECT publisher_organisation_id, application FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id LIMIT 1
-    ) m ON true
-    WHERE (SELECT yes FROM any_named) GROUP BY p.minute, p.room_id, m.publisher_organisation_id, p.event_type, m.application
+    SELECT date_trunc('hour', minute, 'UTC') AS hour, room_id, nullif(split_part(name, ':', 1), '')::uuid AS publisher_organisation_id, event_type,
+        substr(name, strpos(name, ':') + 1) AS application, sum(n)::int8 AS messages, sum(bytes) AS bytes
+    FROM groups WHERE kind = 'published' GROUP BY 1, 2, 3, 4, 5
 ), enqueued AS (
-    SELECT minute, room_id, event_type, substr(enqueued, 36 * n - 35, 16) AS subscription, count(*) AS n
-    FROM (SELECT minute, room_id, event_type, enqueued, generate_series(1, octet_length(enqueued) / 36) AS n FROM publishes) e GROUP BY 1, 2, 3, 4
+    SELECT minute, room_id, event_type, substr(recipients, 16 * i - 15, 16) AS subscription, sum(n)::int8 AS n
+    FROM (SELECT minute, room_id, event_type, recipients, n, generate_series(1, octet_length(recipients) / 16) AS i FROM groups) e GROUP BY 1, 2, 3, 4
 ), steps AS (
     SELECT minute, room_id, event_type, subscription_id,
         {_count("kind IN ('enqueued', 'replayed')")} AS deliveries,
@@ -129,7 +127,7 @@ WITH moved AS (
         {_count("kind = 'sidelined'")} AS sidelined, {_count("kind = 'expired'")} AS expired,
         {_count("kind = 'cancelled'")} AS cancelled, {_count("kind = 'dropped'")} AS dropped,
         {_count("kind = 'purged'")} AS purged, {_count("kind IN ('nacked', 'lease_ended')")} AS returned
-    FROM groups GROUP BY 1, 2, 3, 4
+    FROM groups WHERE kind <> 'published' GROUP BY 1, 2, 3, 4
     UNION ALL
     SELECT minute, room_id, event_type, encode(subscription, 'hex')::uuid, n, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM enqueued
 ), parts AS (
@@ -170,8 +168,9 @@ SELECT EXISTS (SELECT FROM moved)
 """  # noqa: S608 - constants of this package
 
 
-_COUNT: Final = text(_count_statement(_MOVE, _OF_RANGE))
-_COUNT_OTHER_SYSTEM: Final = text(_count_statement(_ADOPT, _OF_BOTH))
+_COUNT: Final = text(_count_statement(_MOVE, _OF_RANGE, named=False))
+_COUNT_NAMED: Final = text(_count_statement(_MOVE, _OF_RANGE, named=True))
+_COUNT_OTHER_SYSTEM: Final = text(_count_statement(_ADOPT, _OF_BOTH, named=True))
 _COMPLETE: Final = text("""
 UPDATE usage_mark SET
     complete_until = greatest(complete_until, CASE WHEN counted_xid >= :xid THEN CAST(:until AS timestamptz)
@@ -240,7 +239,9 @@ async def count_next(
             return False
         end = await _find_end(connection, mark.counted_xid, horizon.settled_xid, max_transactions)
         values = {"first": mark.counted_xid, "end": end, "system": mark.here}
-        await connection.execute(_COUNT, values)
+        # The messages of what is counted are committed, so this snapshot has them.
+        named = await connection.scalar(text(_ANY_NAMED))
+        await connection.execute(_COUNT_NAMED if named else _COUNT, values)
         return end < horizon.settled_xid
 
 
