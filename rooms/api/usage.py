@@ -67,6 +67,13 @@ ApplicationQuery = Annotated[
         schema_extra={"pattern": rf"^(\*|{APPLICATION_PATTERN.strip('^$')})$"},
     ),
 ]
+OwnQuery = Annotated[
+    bool,
+    QueryParameter(
+        description="Only what the organisation itself published or got, without what others do in "
+        "its rooms."
+    ),
+]
 Per = Annotated[UsagePeriod, QueryParameter(description="The length of a row's time, in UTC.")]
 UsageSince = Annotated[
     str | None,
@@ -146,6 +153,7 @@ async def read_usage(
     cursor: Cursor = None,
     organisation_id: OrganisationQuery = None,
     application: ApplicationQuery = None,
+    own: OwnQuery = False,
 ) -> UsagePage:
     """Count messages, bytes and deliveries, from the log.
 
@@ -157,7 +165,13 @@ async def read_usage(
         now = await connection.scalar(select(func.now()))
         assert now is not None
         query = _to_query(
-            principal, organisation_id, by, (per, since, until), now, application=application
+            principal,
+            organisation_id,
+            by,
+            (per, since, until),
+            now,
+            application=application,
+            own=own,
         )
         complete = await complete_until(connection)
         found = await list_usage(
@@ -189,6 +203,7 @@ async def export_usage(
     until: UsageUntil = None,
     organisation_id: OrganisationQuery = None,
     application: ApplicationQuery = None,
+    own: OwnQuery = False,
 ) -> Stream:
     """Stream usage as CSV, by time. At most 400 days."""
     async with transaction(services.engine) as connection:
@@ -196,7 +211,7 @@ async def export_usage(
         assert now is not None
         complete = await complete_until(connection)
     query = _to_query(
-        principal, organisation_id, by, (per, since, until), now, application=application
+        principal, organisation_id, by, (per, since, until), now, application=application, own=own
     )
     return Stream(
         while_key_lasts(services, principal, _csv_rows(services, query, complete)),
@@ -215,6 +230,7 @@ def _to_query(
     now: datetime,
     *,
     application: str | None,
+    own: bool,
 ) -> UsageQuery:
     """Return the query of these parameters. InvalidError, ForbiddenError, NotFoundError."""
     per = span[0]
@@ -238,6 +254,8 @@ def _to_query(
             if organisation_id == ALL
             else OrganisationId(parse_id(organisation_id, "organisation"))
         )
+    if own and whose is None:
+        raise InvalidError(FieldProblem("own", "needs one organisation, and `*` is all of them"))
     return UsageQuery(
         organisation=whose,
         viewer=None if is_platform else principal.organisation_id,
@@ -246,6 +264,7 @@ def _to_query(
         since=start,
         until=end,
         application=_check_application(application),
+        own_alone=own,
     )
 
 

@@ -4,7 +4,6 @@ An exported file is verified without the service, and with `--compare` against i
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +15,7 @@ import click
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
 from rooms.cli.options import Paging, find_organisation, paging_options, set_fields
-from rooms.cli.output import write_whole
+from rooms.cli.output import write_export
 from rooms.domain.ids import is_id
 from rooms.domain.journal import (
     ChainBreak,
@@ -131,12 +130,9 @@ def export(
             "organisation_id": _organisation_id(client, organisation),
         }
         chunks = client.stream_export("/journal/export", params)
-        if out is None:
-            for chunk in chunks:
-                sys.stdout.buffer.write(chunk)
-            return
-        write_whole(out, chunks)
-    session.output().note(f"exported to {out}")
+        write_export(chunks, out)
+    if out is not None:
+        session.output().note(f"exported to {out}")
 
 
 @dataclass(slots=True)

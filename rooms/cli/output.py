@@ -1,5 +1,6 @@
 """Write tables and lines for people, or JSON for programs. Notes go to standard error."""
 
+import codecs
 import json
 import os
 import sys
@@ -113,6 +114,26 @@ class Output:
         for field, content in value.items():
             name = click.style(terminal_safe(field).ljust(width), bold=True)
             click.echo(f"{name}  {format_cell(content)}")
+
+
+def write_export(chunks: Iterator[bytes], out: Path | None) -> None:
+    """Write an export to a file, or to standard output if `out` is None. CliError.
+
+    On a terminal, characters that could control it are escaped: anyone may have sent them.
+    """
+    if out is not None:
+        write_whole(out, chunks)
+    elif sys.stdout.isatty():
+        decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+        for chunk in chunks:
+            *lines, rest = (rest + decoder.decode(chunk)).split("\n")
+            for line in lines:
+                click.echo(json_safe(line.removesuffix("\r")))
+        if rest:
+            click.echo(json_safe(rest))
+    else:
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
 
 
 def write_whole(path: Path, chunks: Iterator[bytes]) -> None:

@@ -3,7 +3,6 @@
 Usage is counted by the minute, hour or day; activity is the last hour by the minute.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +17,7 @@ from rooms.cli.options import (
     paging_options,
     set_fields,
 )
-from rooms.cli.output import Output, format_cell, write_whole
+from rooms.cli.output import Output, format_cell, write_export
 from rooms.domain.ids import is_id
 from rooms.domain.usage import MINUTE_COUNTERS, UsageDimension, UsagePeriod
 
@@ -65,6 +64,12 @@ def _query_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Only what this application of an organisation published or got; '*': those "
             "beyond the first 100 of an hour.",
         ),
+        click.option(
+            "--own",
+            is_flag=True,
+            help="Only what the organisation itself published or got, without what others do in "
+            "its rooms.",
+        ),
         click.option("--until", help="Hours that begin before this time (RFC 3339)."),
         click.option("--since", help="From the hour or day of this time on (RFC 3339)."),
         click.option(
@@ -88,11 +93,18 @@ def _query_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _params(
-    client: "ApiClient", by: tuple[str, ...], organisation: str | None, **others: str | None
+    client: "ApiClient",
+    by: tuple[str, ...],
+    organisation: str | None,
+    *,
+    own: bool,
+    **others: str | None,
 ) -> dict[str, Any]:
     if not (organisation is None or organisation == _EVERY_ORGANISATION or is_id(organisation)):
         organisation = str(find_organisation(client, organisation)["id"])
-    return set_fields(by=",".join(by), organisation_id=organisation, **others)
+    return set_fields(
+        by=",".join(by), organisation_id=organisation, own="true" if own else None, **others
+    )
 
 
 @usage.command("list")
@@ -105,6 +117,7 @@ def list_usage(
     *,
     by: tuple[str, ...],
     organisation: str | None,
+    own: bool,
     paging: Paging,
     **others: str | None,
 ) -> None:
@@ -113,7 +126,7 @@ def list_usage(
     Rows that are not closed still grow: a transaction that began in their time may be open.
     """
     with session.client() as client:
-        params = _params(client, by, organisation, **others)
+        params = _params(client, by, organisation, own=own, **others)
         page = client.page("/usage", params=params, **paging)
     names = [name for one in UsageDimension if one in by for name in _GROUPS[one]]
     columns = {name.replace("_", " "): name for name in ("start", *names, *_COUNTS, "closed")}
@@ -134,19 +147,17 @@ def export(
     *,
     by: tuple[str, ...],
     organisation: str | None,
+    own: bool,
     out: Path | None,
     **others: str | None,
 ) -> None:
     """Export counts as CSV. A file appears under its name only when it is complete."""
     with session.client() as client:
-        params = _params(client, by, organisation, **others)
+        params = _params(client, by, organisation, own=own, **others)
         chunks = client.stream_export("/usage/export", params)
-        if out is None:
-            for chunk in chunks:
-                sys.stdout.buffer.write(chunk)
-            return
-        write_whole(out, chunks)
-    session.output().note(f"exported to {out}")
+        write_export(chunks, out)
+    if out is not None:
+        session.output().note(f"exported to {out}")
 
 
 @usage.command("last-hour")

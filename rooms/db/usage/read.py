@@ -39,6 +39,7 @@ _STARTS: Final[Mapping[UsagePeriod, str]] = {
 _SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
 _NAMES: Final = ", ".join(f"g.{name}" for name in COUNTERS)
 _OWN: Final = " AND (organisation_id = :whose OR owner_id = :whose)"
+_OWN_ALONE: Final = " AND organisation_id = :whose"
 _OF_APPLICATION: Final = " AND application = :application"
 _NEXT_HOUR: Final = """
 SELECT min(hour) FROM (
@@ -58,7 +59,8 @@ class UsageQuery:
 
     `organisation`: whose; None: all. `viewer`: the organisation that asks, which reads the names of
     its own rooms; None: the platform, which reads all. Hours begin in [since, until).
-    `application`: only rows of this one; None: all.
+    `application`: only rows of this one; None: all. `own_alone`: without what other organisations do
+    in rooms of `organisation`.
     """
 
     organisation: OrganisationId | None
@@ -68,6 +70,7 @@ class UsageQuery:
     since: datetime
     until: datetime
     application: str | None = None
+    own_alone: bool = False
 
 
 _LARGEST: Final = text(f"""
@@ -186,7 +189,7 @@ def _sum_statement(query: UsageQuery, *, following: bool) -> Any:
             (UsageDimension.APPLICATION, "of_application"),
         )
     )
-    own = "" if query.organisation is None else _OWN
+    own = "" if query.organisation is None else _OWN_ALONE if query.own_alone else _OWN
     own += "" if query.application is None else _OF_APPLICATION
     position = (
         " WHERE (start, of_organisation, of_room, of_type, of_application)"

@@ -61,7 +61,12 @@ async def add_publisher(
 ) -> Response[grants.GrantResponse]:
     """Allow an organisation to publish. For the room's owner."""
     found: Response[grants.GrantResponse] = await call(
-        grants.create_grant, data=_to_grant(data.organisation_id, data.event_types)
+        grants.create_grant,
+        data=grants.CreateGrant(
+            organisation_id=data.organisation_id,
+            kind=GrantKind.PUBLISH,
+            event_types=data.event_types,
+        ),
     )
     return found
 
@@ -83,13 +88,21 @@ async def change_publisher(
 ) -> Response[grants.GrantResponse]:
     """Replace a grant to publish: the new one has another id. For the room's owner.
 
-    It begins before the other one ends, so that the publisher is never without.
+    It begins before the other one ends, so that the publisher is never without. A grant that begins
+    later, or has an end, keeps that.
     """
     with hiding():
         former = await _find_publisher(call, publisher_id)
+        begins_later = former.starts_at > call.services.clock.now()
         made: Response[grants.GrantResponse] = await call.answer(
             grants.create_grant,
-            data=_to_grant(former.organisation_id or EVERY_ORGANISATION, data.event_types),
+            data=grants.CreateGrant(
+                organisation_id=former.organisation_id or EVERY_ORGANISATION,
+                kind=GrantKind.PUBLISH,
+                event_types=data.event_types,
+                starts_at=former.starts_at if begins_later else None,
+                until=former.until,
+            ),
         )
         call.change.after = None
         await call.answer(grants.revoke_grant, grant_id=publisher_id)
@@ -126,12 +139,6 @@ async def _find_publisher(call: MemberCall, publisher_id: str) -> Grant:
         if one.id == identity:
             return one
     raise NotFoundError(NOT_THERE)
-
-
-def _to_grant(organisation: str, event_types: list[str] | None) -> grants.CreateGrant:
-    return grants.CreateGrant(
-        organisation_id=organisation, kind=GrantKind.PUBLISH, event_types=event_types
-    )
 
 
 ROUTES: Final = [

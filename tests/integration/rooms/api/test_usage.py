@@ -83,6 +83,19 @@ async def test_each_sees_its_own(api: Api, world: dict[str, Any]) -> None:
     assert await usage(api, stranger.key) == []
 
 
+async def test_an_owner_reads_its_own_part_alone(api: Api, world: dict[str, Any]) -> None:
+    owner, one = world["owner"], world["one"]
+    (row,) = await usage(api, owner.key, own="true")
+    assert (row["organisation_id"], row["messages"]) == (owner.id, 1)
+    exported = await api.call("GET", "/usage/export?own=true", owner.key)
+    assert [row["messages"] for row in csv.DictReader(io.StringIO(exported.text))] == ["1"]
+    assert await usage(api, one.key, own="true") == await usage(api, one.key)
+    (row,) = await usage(api, "platform", own="true", organisation_id=one.id)
+    assert (row["organisation_id"], row["delivered"]) == (one.id, 3)
+    wrong = await api.call("GET", "/usage?own=true&organisation_id=*", "platform")
+    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "own")
+
+
 async def test_groups(api: Api, world: dict[str, Any]) -> None:
     owner, publisher, room = world["owner"], world["publisher"], world["room"]
     (total,) = await usage(api, owner.key, by="", per="day")

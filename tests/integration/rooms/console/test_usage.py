@@ -136,3 +136,22 @@ async def test_an_export_that_cannot_be_completed_breaks_off(
     Refusals(monkeypatch, 1000)
     with pytest.raises(Exception, match="response started"):
         await browser.http.get(f"{PATH}/export?by=event_type")
+
+
+async def test_the_first_page_has_each_hour_although_many_share_the_rooms(
+    browser: Browser, room: int
+) -> None:
+    """Each hour has a row for each of those who publish into an own room."""
+    await browser.api.sql(
+        "INSERT INTO usage_hours (room_id, hour, owner_id, organisation_id, event_type, application, messages)"
+        " SELECT r.id, date_trunc('hour', now(), 'UTC') - h * interval '1 hour', r.organisation_id, o, 'order', 'a',"
+        " CASE WHEN o = r.organisation_id THEN 100 ELSE 1 END"
+        " FROM rooms r, generate_series(0, 23) h, LATERAL ("
+        "  SELECT r.organisation_id AS o UNION ALL SELECT gen_random_uuid() FROM generate_series(h, h + 5)) x"
+        " WHERE r.id = %s RETURNING 1",
+        room,
+    )
+    await browser.sign_in("viewer")
+    page = await browser.get("/console")
+    assert "Published 2,403" in page.text
+    assert "at most 103 an hour" in page.text

@@ -1,5 +1,6 @@
 """Test `rooms journal`: filters, exports, and the proof of a chain with and without the service."""
 
+import io
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rooms.cli.output import write_export
 from rooms.domain.ids import OrganisationId
 from rooms.domain.journal import (
     FIRST_HASH,
@@ -129,6 +131,31 @@ def test_an_export_goes_to_a_file_or_to_standard_output(
     assert fake.requests[-1].query == {"format": "ndjson"}
     terminal.done("journal", "export", "--format", "csv")
     assert fake.requests[-1].query == {"format": "csv"}
+
+
+class _Screen(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_export_cannot_control_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"reason":"\u009b2J \u202e Zoë"}\r\n{"n":2}\n{"n":3}'
+    data = text.encode()
+    for size in (1, 7, len(data)):
+        chunks = [data[at : at + size] for at in range(0, len(data), size)]
+        shown, piped = io.BytesIO(), io.BytesIO()
+        with monkeypatch.context() as patched:
+            patched.setattr("sys.stdout", screen := _Screen(shown, encoding="utf-8", newline=""))
+            write_export(iter(chunks), None)
+            screen.flush()
+        assert shown.getvalue().decode() == (
+            '{"reason":"\\u009b2J \\u202e Zoë"}\n{"n":2}\n{"n":3}\n'
+        )
+        with monkeypatch.context() as patched:
+            patched.setattr("sys.stdout", pipe := io.TextIOWrapper(piped, encoding="utf-8"))
+            write_export(iter(chunks), None)
+            pipe.flush()
+        assert piped.getvalue() == data
 
 
 def test_a_refused_export_leaves_the_file_as_it_was(

@@ -63,7 +63,7 @@ def test_list(terminal: Terminal, fake: FakeRooms) -> None:
     serve(fake)
     done = terminal.run(
         "usage", "list", "--by", "organisation", "--by", "event_type", "--by", "application", "--per", "day",
-        "--since", "2026-03-01T00:00:00Z", "--organisation", "*", "--application", "registry",
+        "--since", "2026-03-01T00:00:00Z", "--organisation", "*", "--application", "registry", "--own",
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     for value in ("north", "order.paid", "registry", "12", "3456", "no"):
@@ -72,7 +72,7 @@ def test_list(terminal: Terminal, fake: FakeRooms) -> None:
     query = fake.requests[-1].query
     assert (query["by"], query["per"]) == ("organisation,event_type,application", "day")
     assert (query["since"], query["organisation_id"]) == ("2026-03-01T00:00:00Z", "*")
-    assert query["application"] == "registry"
+    assert (query["application"], query["own"]) == ("registry", "true")
 
 
 def test_export_appears_complete(terminal: Terminal, fake: FakeRooms, tmp_path: Path) -> None:

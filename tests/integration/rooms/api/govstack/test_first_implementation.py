@@ -1,5 +1,6 @@
 """Test the interface of GovStack's first implementation: publish, pull and management."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -219,6 +220,28 @@ async def test_publishers(gov: GovStack) -> None:
         "change_publisher",
         "remove_publisher",
     ]
+
+
+@pytest.mark.parametrize(("begin_h", "end_h"), [(1, 2), (None, 2), (1, None)])
+async def test_a_changed_publisher_keeps_its_times(
+    gov: GovStack, begin_h: int | None, end_h: int | None
+) -> None:
+    now = datetime.now(UTC)
+    times = {
+        name: (now + timedelta(hours=hours)).isoformat()
+        for name, hours in (("starts_at", begin_h), ("until", end_h))
+        if hours is not None
+    }
+    body = {"organisation_id": member_id(STRANGER), "kind": "publish", **times}
+    made = await gov.api.made(f"/rooms/{gov.room}/grants", body, OWNER)
+    at = f"{AT}/publishers/{made['id']}"
+    changed = (await gov.send("PUT", at, json={"event_types": ["order.*"]})).json()
+    assert changed["until"] == made["until"]
+    if begin_h is not None:
+        assert changed["starts_at"] == made["starts_at"]
+    event = {"eventType": MADE, "content": 1}
+    answer = await gov.send("POST", f"{AT}/publish", STRANGER, json=event)
+    assert answer.status_code == (200 if begin_h is None else 404)
 
 
 async def test_subscriptions_are_approved_rejected_and_terminated(gov: GovStack) -> None:
