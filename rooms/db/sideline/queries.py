@@ -29,6 +29,9 @@ from rooms.domain.state_machine import Reason, State, SubscriptionStatus
 
 MAX_SCANNED: Final = 5000
 """The most entries that one statement looks at to find those that are wanted."""
+_MIN_SCANNED: Final = 100
+_MAX_SCANS: Final = 10
+"""For a page of entries, of which the first may all be of deliveries that went on."""
 
 
 GRACE_S: Final = 10.0
@@ -203,9 +206,17 @@ async def sideline_page(
     after: SidelinePosition | None,
     limit: int,
 ) -> Sequence[SidelinedDelivery]:
-    """Return the entries that one scan finds, in the order in which they were sidelined."""
-    scan = await scan_sideline(connection, room, subscription, wanted, after=after, limit=limit)
-    return scan.found
+    """Return the first entries that a few scans find, in the order in which they were sidelined."""
+    found: list[SidelinedDelivery] = []
+    for _ in range(_MAX_SCANS):
+        scan = await scan_sideline(
+            connection, room, subscription, wanted, after=after, limit=limit - len(found)
+        )
+        found += scan.found
+        if len(found) == limit or scan.further is None:
+            break
+        after = scan.further
+    return found
 
 
 async def scan_sideline(
@@ -231,7 +242,8 @@ async def scan_sideline(
     if after is not None:
         entries = entries.where(tuple_(sidelined.c.since, sidelined.c.id) > after)
     conditions = _conditions(wanted)
-    size = max_scanned if conditions else min(limit, max_scanned)
+    # Entries of deliveries that went on stay until the audit, and are not found.
+    size = max_scanned if conditions else min(max(limit, _MIN_SCANNED), max_scanned)
     window = entries.order_by(sidelined.c.since, sidelined.c.id).limit(size).cte("window_rows")
     last = (
         select(window.c.since, window.c.id)

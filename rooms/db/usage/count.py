@@ -241,8 +241,9 @@ async def count_next(
         values = {"first": mark.counted_xid, "end": end, "system": mark.here}
         # The messages of what is counted are committed, so this snapshot has them.
         named = await connection.scalar(text(_ANY_NAMED))
-        await connection.execute(_COUNT_NAMED if named else _COUNT, values)
-        return end < horizon.settled_xid
+        counted = await connection.scalar(_COUNT_NAMED if named else _COUNT, values)
+        # Another process may have moved the mark meanwhile, and less far.
+        return not counted or end < horizon.settled_xid
 
 
 async def _adopt(connection: AsyncConnection, mark: _Mark, horizon: Horizon) -> None:

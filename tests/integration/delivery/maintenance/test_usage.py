@@ -317,6 +317,33 @@ async def test_two_processes_count_each_row_once(
     assert await check(installation) > 10
 
 
+async def test_a_count_that_another_one_overtook_is_not_the_last(
+    installation: Installation, engine: AsyncEngine
+) -> None:
+    """What deletes the log waits for the last one; the other process knows of fewer rows."""
+    await count_usage(engine, always)
+    with logging(installation.url) as log:
+        log.write(installation.room, "published")
+        log.commit()
+        earlier = await records.read_horizon(engine)
+        log.write(installation.room, "published")
+        log.commit()
+    horizon = await records.read_horizon(engine)
+    async with engine.connect() as other, other.begin():
+        move = text("UPDATE usage_mark SET counted_xid = :end RETURNING 1")
+        assert await other.scalar(move, {"end": earlier.settled_xid})
+        count = asyncio.create_task(records.count_next(engine, horizon))
+        await until(lambda: _waits_for_lock(installation), "the count to wait for the mark")
+    assert await count
+    await count_usage(engine, always)
+    assert await installation.value("SELECT sum(messages)::int FROM usage_hours") == 1, "the second"
+
+
+async def _waits_for_lock(installation: Installation) -> bool:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'usage_mark'"
+    return bool(await installation.value(waiting))
+
+
 async def test_a_gap_of_transactions_is_skipped(
     installation: Installation, engine: AsyncEngine
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from rooms.db.connection import open_engine
 from rooms.db.queries.deliveries import redeliver
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
+from rooms.db.sideline import queries
 from rooms.db.sideline.entries import EntryRef, SidelineEntries
 from rooms.db.sideline.queries import (
     SidelineFilter,
@@ -332,3 +333,31 @@ async def test_a_sideline_is_browsed_by_all_that_it_keeps(installation: Installa
             assert summary == {"attempts_exhausted": 1, "terminal_status": 1}
     finally:
         await engine.dispose()
+
+
+@pytest.mark.parametrize("window", [1, 2, 100])
+async def test_the_oldest_entry_is_found_behind_those_of_deliveries_that_went_on(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """A late success moves a delivery, and its entry stays until the audit."""
+    monkeypatch.setattr(queries, "_MIN_SCANNED", window)
+    subscription = await installation.subscribe()
+    copies = [await sideline(installation, subscription) for _ in range(5)]
+    for copy in copies[:3]:
+        await installation.rows(
+            "UPDATE deliveries SET state = 'delivered' WHERE id = %s RETURNING 1", copy.delivery_id
+        )
+    engine = open_engine(installation.url, size=1)
+    try:
+        async with engine.connect() as connection:
+            room = installation.room
+            oldest = await oldest_sidelined(connection, room, subscription)
+            assert oldest == await installation.value(
+                "SELECT since FROM sidelined WHERE id = %s", copies[3].delivery_id
+            )
+            page = await sideline_page(
+                connection, room, subscription, SidelineFilter(), after=None, limit=2
+            )
+    finally:
+        await engine.dispose()
+    assert [one.ref.delivery_id for one in page] == [copy.delivery_id for copy in copies[3:]]
