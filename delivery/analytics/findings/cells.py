@@ -40,8 +40,8 @@ Mask = npt.NDArray[np.bool_]
 
 CELL_S: Final = 5
 """Seconds of a bin."""
-MAX_CELLS: Final = 1_000_000
-"""Rows at the driver; of larger logs a sample is taken."""
+MAX_CELLS = 1_000_000
+"""Rows in this process; of larger logs a sample is taken."""
 LOGGED: Final = (
     "room_id",
     "target_host",
@@ -54,6 +54,12 @@ LOGGED: Final = (
     "http_status",
 )
 """Attributes as they are logged; null is a value of its own that explains nothing."""
+GROUPED_BY: Final = ("sub_key", "bin", "first", *LOGGED, "policy_version")
+"""What rows are counts of. A sample keeps one row in `sample_step`: those whose first 32 bits of an
+MD5 of these columns are a multiple of it, in both engines.
+"""
+SAMPLE_SEPARATOR: Final = "\x1f"
+SAMPLE_DIGITS: Final = 8
 FAILURE_ATTRIBUTES: Final = ("http_status", "error_class")
 """Attributes that only failures have, the one that says more first."""
 _NETWORK, _TYPED_VERSION = "network", "typed_version"
@@ -75,6 +81,14 @@ BROUGHT: Final = frozenset(
 """Attributes of workers and publishers: a value does not exist before its first use."""
 DISPLAYED: Final = {_TYPED_VERSION: "event_version"}
 """Names of attributes in results, where they differ: a version is of its event type."""
+
+
+def sample_step(rows: int, most: int | None = None) -> int:
+    """Return the power of two of which one row in so many is kept; `most`: default MAX_CELLS."""
+    step = 1
+    while rows > step * (MAX_CELLS if most is None else most):
+        step *= 2
+    return step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import duckdb
 import pyarrow as pa
 
 from delivery.analytics.findings import advice, results
-from delivery.analytics.findings.cells import AttemptCells
+from delivery.analytics.findings.cells import AttemptCells, sample_step
 from delivery.analytics.local import queries
 from delivery.analytics.local.counting import make_views, quoted, write_query
 from delivery.analytics.local.files import LocalOutput
@@ -148,9 +148,7 @@ class LocalPublisher:
 
     def _write_findings(self, subscriptions: Mapping[int, str]) -> None:
         self._on_status("finding incidents")
-        found = results.CofailureResult.from_cells(
-            AttemptCells.from_arrow(self._arrow(queries.CAUSES))
-        )
+        found = results.CofailureResult.from_cells(self._cells())
         self._write_rows("cofailures", results.cofailure_rows(found.pairs, subscriptions))
         self._write_rows("incidents", results.incident_rows(found, subscriptions))
         self._on_status("replaying retries")
@@ -167,6 +165,13 @@ class LocalPublisher:
         rows, fronts = advice.advice_rows(advised, subscriptions)
         self._write_rows("advice", rows)
         self._write_rows("advice_front", fronts)
+
+    def _cells(self) -> AttemptCells:
+        """Return the counts of attempts, or a sample of them if they are too many."""
+        ((rows,),) = self._connection.execute("SELECT count(*) FROM causes").fetchall()
+        step = sample_step(rows)
+        query = queries.CAUSES if step == 1 else queries.sampled_causes(step)
+        return AttemptCells.from_arrow(self._arrow(query), weight=step)
 
     def _totals(self) -> dict[str, int]:
         path = self._files.path(self._given.folder("reconciliation"))

@@ -7,6 +7,7 @@ The queries follow those of `delivery.analytics.spark`, which has the reasons; a
 from typing import Final
 
 from delivery.analytics.findings.advice import BY_ATTEMPT
+from delivery.analytics.findings.cells import GROUPED_BY, SAMPLE_DIGITS, SAMPLE_SEPARATOR
 from delivery.analytics.findings.series import BIN_S
 from delivery.analytics.local.counting import ROLLUP_KEYS
 from delivery.analytics.runs.conformance import CODE_MASK, CODES
@@ -281,6 +282,15 @@ FROM causes c
     LEFT JOIN known t ON t.what = 'type' AND t.key = type_key
     LEFT JOIN known h ON h.what = 'host' AND h.key = host_key
 """
+
+
+def sampled_causes(step: int) -> str:
+    """Return the query of every `step`-th row of CAUSES, as Spark samples them."""
+    texts = ", ".join(f"coalesce({name}::VARCHAR, '')" for name in GROUPED_BY)
+    digits = f"substr(md5(concat_ws(chr({ord(SAMPLE_SEPARATOR)}), {texts})), 1, {SAMPLE_DIGITS})"
+    return f"SELECT * FROM ({CAUSES}) WHERE ('0x' || {digits})::BIGINT % {step} = 0"
+
+
 ANOMALIES: Final = """
 SELECT j.delivery_id, j.message_id, j.room_id, j.subscription_id, j.outcome, path, CASE
     WHEN enqueued = 0 THEN 'never_enqueued'

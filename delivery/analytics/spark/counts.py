@@ -7,7 +7,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from delivery.analytics.findings.advice import BY_ATTEMPT
-from delivery.analytics.findings.cells import CELL_S, LOGGED, MAX_CELLS, AttemptCells
+from delivery.analytics.findings.cells import (
+    CELL_S,
+    GROUPED_BY,
+    LOGGED,
+    SAMPLE_DIGITS,
+    SAMPLE_SEPARATOR,
+    AttemptCells,
+    sample_step,
+)
 from delivery.analytics.findings.series import BIN_S
 from delivery.analytics.runs.conformance import CODES
 from delivery.analytics.spark.segments import text_key
@@ -86,26 +94,24 @@ def count_attributes(rows: DataFrame) -> DataFrame:
     )
 
 
-def collect_cells(counted: DataFrame, *, most: int = MAX_CELLS) -> AttemptCells:
+def collect_cells(counted: DataFrame, *, most: int | None = None) -> AttemptCells:
     """Collect the counts of `count_attributes`.
 
-    Of more than `most` rows a fixed sample is taken, of successes and failures alike: so a sample
-    has less evidence, and no evidence that the log has not.
+    Of more than `most` rows (by default `MAX_CELLS`) a fixed sample is taken, of successes and
+    failures alike: so a sample has less evidence, and no evidence that the log has not.
     """
-    step = _sample_step(counted.count(), most)
+    step = sample_step(counted.count(), most)
     columns = [name for name in counted.columns if name not in {"part", "attempts", "sidelined"}]
     if step > 1:
-        counted = counted.where(F.pmod(F.xxhash64(*columns), F.lit(step)) == 0)
+        texts = [
+            F.coalesce(F.col(name).cast("string"), F.lit(""))
+            for name in GROUPED_BY
+            if name in columns
+        ]
+        digits = F.substring(F.md5(F.concat_ws(SAMPLE_SEPARATOR, *texts)), 1, SAMPLE_DIGITS)
+        counted = counted.where(F.conv(digits, 16, 10).cast("long") % step == 0)
     rows = counted.select(*columns, "attempts", "sidelined").toArrow()
     return AttemptCells.from_arrow(rows, weight=step)
-
-
-def _sample_step(rows: int, most: int) -> int:
-    """Return the power of two of which one row in so many is kept."""
-    step = 1
-    while rows > step * most:
-        step *= 2
-    return step
 
 
 def attempt_success_rates(counts: DataFrame) -> DataFrame:

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from delivery.analytics.findings import cells
+from delivery.analytics.runs import manifest
 from delivery.analytics.runs.errors import NoSegmentsError
 from delivery.analytics.runs.tables import MEASURES, SHARES, TABLES_BY_NAME
 from tests.support.aged_log import aged_log
@@ -133,6 +135,34 @@ def test_a_log_of_shared_outages(
     assert_same(here, together)
     assert here.rows("incidents")
     assert here.rows("advice")
+
+
+def test_a_sample_of_a_large_log(
+    together: Analysed,
+    analyse: Analyse,
+    analyse_here: AnalyseHere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both keep the same rows, so that neither memory nor answers depend on the engine."""
+    most, seen = 4_000, []
+    encode = cells.AttemptCells.from_arrow
+
+    def recorded(rows: pa.Table, *, weight: int = 1) -> cells.AttemptCells:
+        seen.append((rows.num_rows, weight))
+        return encode(rows, weight=weight)
+
+    monkeypatch.setattr(cells, "MAX_CELLS", most)
+    monkeypatch.setattr(cells.AttemptCells, "from_arrow", recorded)
+    # Rows are sampled by their keys, which have the salt of their state.
+    monkeypatch.setattr(manifest, "new_salt", lambda: "5" * 32)
+    here, spark = on_both(analyse, analyse_here, together.segments, tmp_path)
+    assert seen[0] == seen[1]
+    rows, weight = seen[0]
+    assert weight > 1
+    assert rows <= 1.1 * most
+    assert_same(here, spark)
+    assert here.rows("incidents")
 
 
 def test_a_log_of_stopped_deliveries(
