@@ -55,8 +55,10 @@ LOGGED: Final = (
 )
 """Attributes as they are logged; null is a value of its own that explains nothing."""
 GROUPED_BY: Final = ("sub_key", "bin", "first", *LOGGED, "policy_version")
-"""What rows are counts of. A sample keeps one row in `sample_step`: those whose first 32 bits of an
-MD5 of these columns are a multiple of it, in both engines.
+"""Each row counts attempts that agree in these columns.
+
+A sample keeps one row in `sample_step`: in both engines those of which the first 32 bits of an MD5
+of these columns are a multiple of it.
 """
 SAMPLE_SEPARATOR: Final = "\x1f"
 SAMPLE_DIGITS: Final = 8

@@ -320,7 +320,7 @@ async def test_two_processes_count_each_row_once(
 async def test_a_count_that_another_one_overtook_is_not_the_last(
     installation: Installation, engine: AsyncEngine
 ) -> None:
-    """What deletes the log waits for the last one; the other process knows of fewer rows."""
+    """Jobs that delete the log wait for the last one; the other process knows of fewer rows."""
     await count_usage(engine, always)
     with logging(installation.url) as log:
         log.write(installation.room, "published")
