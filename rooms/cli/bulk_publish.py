@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from rooms.cli.client import ApiClient
-from rooms.cli.errors import CliError, ProblemError, UnreachableError
+from rooms.cli.errors import CliError, ProblemError, UnreachableError, is_transient
 
 MAX_LINE_BYTES: Final = 2 * 1024 * 1024
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -28,12 +28,6 @@ RETRIES: Final = 5
 _MAX_PAUSE_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.5
 _TIMEOUT_S: Final = 120.0
-_TRANSIENT_STATUSES: Final = {
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.BAD_GATEWAY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT,
-}
 _MESSAGE_INDEX: Final = re.compile(r"messages(?:\[|/)(\d+)\]?")
 
 
@@ -237,7 +231,7 @@ class UploadError(CliError):
                 f"{before}. This part of the file was published before with other content:",
                 "use the same --batch-size again, or --again to publish all of it again",
             ]
-        if isinstance(self.cause, ProblemError) and self.cause.status not in _TRANSIENT_STATUSES:
+        if isinstance(self.cause, ProblemError) and not is_transient(self.cause):
             how = " in place of --again" if self.again else ""
             resume = f"--idempotency-prefix {self.prefix} --from-line {self.line}"
             return [f"{before}. Correct these lines, then continue with{how}: {resume}"]
@@ -296,7 +290,7 @@ def _send(
                 raise
             message = exc.message
         except ProblemError as exc:
-            if not left or exc.status not in _TRANSIENT_STATUSES:
+            if not left or not is_transient(exc):
                 raise
             message, retry_after_s = exc.message, exc.retry_after_s
         else:

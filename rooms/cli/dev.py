@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,17 @@ def reset_metrics_dir(folder: Path) -> None:
         raise CliError(
             f"{folder} exists and cannot be replaced: remove it, or choose another ROOMS_DATA"
         ) from exc
+
+
+def ensure_metrics_dir(folder: Path) -> None:
+    """Create the folder if something removed it, as logind does at the end of a session.
+
+    CliError: it is another user's.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise CliError(f"{folder} is another user's: remove it, or choose another ROOMS_DATA")
 
 
 def remove_metrics_dir(folder: Path) -> None:
@@ -118,8 +129,11 @@ def children_environment(environment: Mapping[str, str], context: DevContext) ->
     }
 
 
-def children(settings: "Settings") -> "list[Child]":
-    """Return the processes in the order in which they stop, the API first."""
+def children(settings: "Settings", prepare: Callable[[], None] | None = None) -> "list[Child]":
+    """Return the processes in the order in which they stop, the API first.
+
+    `prepare` is called before each start of one of them.
+    """
     from rooms.local import Child, http_ready
 
     if settings.plain_port == "closed":
@@ -134,10 +148,12 @@ def children(settings: "Settings") -> "list[Child]":
             argv=[*python, "serve"],
             listens_on=(settings.listen_host, settings.listen_port),
             ready=http_ready(f"{local_url(settings)}/health/ready"),
+            prepare=prepare,
         ),
-        Child(name="worker", argv=[*python, "worker"]),
-        *([Child(name="relay", argv=[*python, "relay"])] if settings.uses_relay else []),
-        Child(name="upkeep", argv=[*python, "upkeep"]),
+        *(
+            Child(name=name, argv=[*python, name], prepare=prepare)
+            for name in ("worker", *(("relay",) if settings.uses_relay else ()), "upkeep")
+        ),
     ]
 
 
@@ -245,7 +261,7 @@ def supervise(
     supervisor = Supervisor(
         data=context.data,
         foundations=foundations,
-        children=children(settings),
+        children=children(settings, lambda: ensure_metrics_dir(context.metrics)),
         environment=children_environment(environment, context),
         database_url=settings.database_url,
         migrate=context.prepare,

@@ -10,11 +10,19 @@ click.ClickException
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final
 
 import click
 
 from rooms.safe_text import json_safe, terminal_safe
+
+_TRANSIENT_STATUSES: Final = {
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+}
 
 
 class CliError(click.ClickException):
@@ -81,6 +89,13 @@ class ProblemError(CliError):
             and not (fields and all(line in str(detail) for line in fields))
         )
         return [f"{self.message} ({self.status})", *([str(detail)] if show_detail else []), *fields]
+
+
+def is_transient(error: CliError) -> bool:
+    """Return whether the same request may succeed a moment later, as during a restart."""
+    return isinstance(error, UnreachableError) or (
+        isinstance(error, ProblemError) and error.status in _TRANSIENT_STATUSES
+    )
 
 
 def print_error(error: click.ClickException, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rooms.cli.context import CliSession, Command, Group, pass_session, renamed
-from rooms.cli.errors import CliError
+from rooms.cli.errors import CliError, ProblemError, UnreachableError, is_transient
 from rooms.cli.options import (
     Paging,
     confirm_or_abort,
@@ -31,19 +31,37 @@ if TYPE_CHECKING:
     from rooms.cli.client import ApiClient
 
 _POLL_S = 0.5
+_PAUSE_S = 1.0
+"""Between two requests while the service does not answer."""
 _UNFINISHED = {"queued", "running"}
 
 
 def follow_job(client: "ApiClient", job: dict[str, Any], *, shown: bool) -> dict[str, Any]:
-    """Return the job once it has ended. `shown`: with a bar, if standard error is a terminal."""
+    """Return the job once it has ended. `shown`: with a bar, if standard error is a terminal.
+
+    While the service does not answer, the job is asked for again: it goes on without being watched.
+    """
     path = f"/jobs/{job['id']}"
     with _progress_bar(shown=shown) as bar:
         task = bar.add_task(terminal_safe(str(job.get("kind", "job"))), total=None)
         while job["state"] in _UNFINISHED:
             bar.update(task, completed=job.get("done") or 0, total=job.get("total"))
             time.sleep(_POLL_S)
-            job = client.call("GET", path)
+            job = _read_again(client, path)
     return job
+
+
+def _read_again(client: "ApiClient", path: str) -> dict[str, Any]:
+    while True:
+        try:
+            found: dict[str, Any] = client.call("GET", path)
+        except (UnreachableError, ProblemError) as exc:
+            if not is_transient(exc):
+                raise
+            retry_after_s = exc.retry_after_s if isinstance(exc, ProblemError) else None
+            time.sleep(max(_PAUSE_S, retry_after_s or 0.0))
+        else:
+            return found
 
 
 @contextmanager
@@ -88,12 +106,13 @@ def show_accepted_job(
     session: CliSession, client: "ApiClient", answer: dict[str, Any], *, follow: bool
 ) -> dict[str, Any]:
     """Show and return the job of a 202; with `follow`, once it has ended. CliError: it failed."""
-    found: dict[str, Any] = client.call("GET", f"/jobs/{answer['job_id']}")
+    if follow or not session.as_json:
+        # First of all: the job goes on if this command ends here, and is asked for by its id.
+        session.output().note(f"progress: rooms job {answer['job_id']} --follow")
+    found: dict[str, Any] = _read_again(client, f"/jobs/{answer['job_id']}")
     if follow:
         found = follow_job(client, found, shown=not session.as_json)
     session.output().resource(found)
-    if not follow and not session.as_json:
-        session.output().note(f"progress: rooms job {found['id']} --follow")
     raise_if_failed(found)
     return found
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rooms.cli.context import CliSession, Command, pass_session
-from rooms.cli.errors import ProblemError, UnreachableError
+from rooms.cli.errors import ProblemError, UnreachableError, is_transient
 from rooms.cli.options import find_subscription
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ _MAX_PER_PULL = 100
 _FOLLOW_WAIT_MS = 20_000
 _TIMEOUT_MARGIN_S = 15.0
 _PAUSE_S = 1.0
-TRANSIENT_STATUSES = {
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.BAD_GATEWAY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT,
-}
 _RETRYABLE_ENDS = {"shutdown", "unavailable"}
 
 
@@ -81,9 +75,7 @@ def pull(
                 if ack and messages:
                     acknowledge(client, out, path, [message["ack_id"] for message in messages])
             except (UnreachableError, ProblemError) as exc:
-                if not follow or (
-                    isinstance(exc, ProblemError) and exc.status not in TRANSIENT_STATUSES
-                ):
+                if not follow or not is_transient(exc):
                     raise
                 out.note(f"{exc.message}; retrying")
                 time.sleep(
@@ -231,7 +223,7 @@ def stream(
                         return
                 return
             except (UnreachableError, ProblemError) as exc:
-                if isinstance(exc, ProblemError) and exc.status not in TRANSIENT_STATUSES:
+                if not is_transient(exc):
                     raise
                 out.note(f"{exc.message}; retrying")
                 time.sleep(_PAUSE_S)

@@ -83,8 +83,8 @@ class ChildMonitor:
     async def run(self) -> None:
         """Keep the child alive until `stop`.
 
-        An error of its very first start is stored in `failure`. Later errors only delay the next
-        start.
+        An error of its very first start is stored in `failure`, if its readiness is checked. Other
+        errors only delay the next start.
         """
         pause_s = 0.0
         try:
@@ -146,7 +146,8 @@ class ChildMonitor:
                 return None
             process, output = await self._spawn()
         except Exception as exc:  # noqa: BLE001 - reported by the first start, retried by later ones
-            if not self._started:
+            # Only a child with a check of its readiness is waited for, and can fail the start.
+            if not self._started and self.child.ready is not None:
                 self.failure = exc
                 return None
             return f"could not start: {exc}"

@@ -43,12 +43,19 @@ class RotatingLog:
         # On a full disk the process must continue: a pipe that is not read would block it.
         with suppress(OSError):
             if self._file.tell() > self._limit_bytes:
-                self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-                self._file.close()
-                self._file = self.path.open("ab", buffering=0)
+                self._rotate()
+        with suppress(OSError):
             self._file.write(f"{line}\n".encode(errors="replace"))
         if self._warning_pattern.search(line):
             self._echo(line)
+
+    def _rotate(self) -> None:
+        """Begin a new file. OSError: the old one goes on, and the next line tries again."""
+        if self.path.exists():
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        new = self.path.open("ab", buffering=0)
+        self._file.close()
+        self._file = new
 
     def tail(self) -> str:
         """Return the last lines that were written."""

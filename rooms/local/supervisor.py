@@ -63,8 +63,13 @@ class SupervisorRun:
 
     @contextmanager
     def stop_on_signals(self, log_line: Callable[[str], None]) -> Iterator[None]:
-        """Let SIGINT, SIGTERM and SIGHUP stop this run."""
+        """Let SIGINT, SIGTERM and SIGHUP stop this run; SIGHUP not if it is ignored (nohup)."""
         loop = asyncio.get_running_loop()
+        numbers = [
+            number
+            for number in STOP_SIGNALS
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        ]
 
         def stop() -> None:
             log_line(
@@ -74,12 +79,12 @@ class SupervisorRun:
             )
             self.stop()
 
-        for number in STOP_SIGNALS:
+        for number in numbers:
             loop.add_signal_handler(number, stop)
         try:
             yield
         finally:
-            for number in STOP_SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     async def _wait_for_stop(

@@ -120,6 +120,33 @@ def test_progress_bar_is_shown_on_a_terminal(
     assert seen(shown=False) == ""
 
 
+def test_a_job_is_followed_over_a_restart_of_the_service(
+    terminal: Terminal, fake: FakeRooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated command would start the job a second time."""
+    pauses = recorded_pauses(monkeypatch, "rooms.cli.job")
+    usual, statuses = interfere(fake), iter([503, 429, 503])
+
+    def restarting(seen: Seen) -> Answer | None:
+        if "/jobs/" in seen.path and (status := next(statuses, None)) is not None:
+            return status, {"title": "shutting down"}
+        return usual(seen)
+
+    fake.interfere = restarting
+    done = terminal.run("restore", "--message", MESSAGE, "--follow")
+    assert done.exit_code == 0, done.output
+    assert "done" in done.stdout
+    assert f"rooms job {fake.identity(8)} --follow" in done.stderr
+    assert [one for one in pauses if one >= 1] == [1.0] * 3
+    assert len(fake.sent("POST", f"/v1/messages/{MESSAGE}/restore")) == 1
+
+    def gone(seen: Seen) -> Answer | None:
+        return (404, {"title": "gone"}) if "/jobs/" in seen.path else usual(seen)
+
+    fake.interfere = gone
+    assert terminal.run("restore", "--message", MESSAGE, "--follow").exit_code == 1
+
+
 def test_restore_takes_either_room_or_message(terminal: Terminal, fake: FakeRooms) -> None:
     for arguments in (
         [],

@@ -1,6 +1,7 @@
 """Test the parts of the supervisor: log files, process ids, locks, readiness, settings."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,29 @@ def test_full_log_is_rotated(book: RotatingLog) -> None:
     assert older.stat().st_size <= 120
     assert book.path.read_text().endswith("line 00029\n")
     assert len(book.tail().splitlines()) == 20
+
+
+def test_a_log_goes_on_when_its_rotation_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No inode is left, or no space: the child's output must be read all the same."""
+    path = tmp_path / "child.log"
+    book = RotatingLog(path, echo=lambda _: None, limit_bytes=10)
+
+    def full(self: Path, *given: Any, **named: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    book.write("more than ten bytes")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        for number in range(3):
+            book.write(f"line {number}")
+    book.write("after it")
+    book.write("and on")
+    book.close()
+    old = path.with_name("child.log.1").read_text().splitlines()
+    assert old == ["more than ten bytes", "line 0", "line 1", "line 2"]
+    assert path.read_text().splitlines() == ["after it", "and on"]
 
 
 async def test_log_reads_a_pipe_to_its_end(book: RotatingLog) -> None:
