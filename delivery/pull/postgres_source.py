@@ -18,11 +18,14 @@ from rooms.db.queue.orphans import sideline_without_message
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.watermarks import NO_WATERMARKS, DueWatermarks, Watermarks
+from rooms.errors import TransientError
+from rooms.outages import OUTAGES
 
 FULL_SCAN_INTERVAL_US: Final = 1_000_000
 VISIBILITY_LAG_US: Final = 100_000
 """The delay after which a message of higher priority that is published now may become visible."""
 MAX_QUEUES: Final = 1000
+_ORPHANS_OUTAGE: Final = "sidelining deliveries without a message failed"
 LOOKAHEAD_S: Final = 2.0
 """The time by which a poll looks ahead for what comes due: longer than to the next poll."""
 _TIMER_SLACK_S: Final = 0.001
@@ -142,7 +145,13 @@ class PostgresSource:
                 for one in found.orphans
             ]
             if orphans:
-                await sideline_without_message(writer, orphans)
+                try:
+                    await sideline_without_message(writer, orphans)
+                except TransientError as exc:
+                    # What was leased must reach its consumers; the next call finds the orphans.
+                    OUTAGES.record_failure(exc, _ORPHANS_OUTAGE)
+                else:
+                    OUTAGES.record_success(_ORPHANS_OUTAGE)
         finally:
             self._lease_writers.append(writer)
         return [

@@ -216,7 +216,8 @@ class StreamTransport:
         sent = begun = 0
         try:
             for message in batch.messages:
-                if stream.is_gone:
+                # Also one whose key was revoked meanwhile, or whose process stops.
+                if stream.end_reason is not None:
                     break
                 begun += 1
                 await _send_or_disconnect(stream, write(format_message(batch, message)))

@@ -309,7 +309,7 @@ def test_a_link_to_sign_in_is_made_only_for_a_terminal(
 # The processes of the service have tests of their own; here it is about what surrounds them.
 ALONE = """
 import rooms.cli.dev
-rooms.cli.dev.children = lambda settings: []
+rooms.cli.dev.children = lambda *_: []
 from rooms.cli import main
 main()
 """

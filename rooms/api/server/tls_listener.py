@@ -160,12 +160,15 @@ class TlsListener:
     async def _watch_files(self, connections: Iterable[Any]) -> None:
         while True:
             await asyncio.sleep(self._check_s)
-            signature = self._files.signature()
-            changed = signature != self._signature
-            if changed or self._failure:
-                self._signature = signature
-                await self._reload(connections, changed=changed)
-            self._close_ended(connections)
+            try:
+                signature = self._files.signature()
+                changed = signature != self._signature
+                if changed or self._failure:
+                    self._signature = signature
+                    await self._reload(connections, changed=changed)
+                self._close_ended(connections)
+            except Exception:  # noqa: BLE001 - no certificate would be renewed or revoked any more
+                _log.exception("a check of the files of TLS failed; the next one follows")
 
     async def _reload(self, connections: Iterable[Any], *, changed: bool) -> None:
         try:
@@ -181,9 +184,9 @@ class TlsListener:
         _log.warning("the files of TLS were read again")
         if loaded.authorities != former.authorities:
             retired = [one for one in list(connections) if _certificate(one) is not None]
+            asyncio.get_running_loop().call_later(_CLOSE_GRACE_S, _abort_all, retired)
             for connection in retired:
                 connection.shutdown()
-            asyncio.get_running_loop().call_later(_CLOSE_GRACE_S, _abort_all, retired)
 
     def _close_ended(self, connections: Iterable[Any]) -> None:
         """Close connections whose certificate would be refused now."""

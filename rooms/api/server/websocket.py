@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from websockets.frames import Frame
 from websockets.http11 import Response
+from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from rooms.api.errors import MEDIA_TYPE
@@ -63,6 +64,18 @@ class WebSocket(WebSocketsSansIOProtocol):
         """Bytes that came, and that a later turn of the loop parses."""
         self._is_turn_planned = self._waits_for_turn = False
         """A turn is planned; nothing more is read from the socket until everything is parsed."""
+
+    def shutdown(self) -> None:
+        """Close the connection because the server stops, or its certificate is not valid any more.
+
+        Once the client has sent Close, uvicorn's own Close would raise, and end what called this.
+        """
+        is_closing = self.handshake_complete and self.conn.state is not State.OPEN
+        if is_closing and not self.close_sent:
+            self.stop_keepalive()
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def attach(self, registry: ConnectionRegistry, organisation: OrganisationId | None) -> None:
         """Count this connection in the registry from now on."""

@@ -1,11 +1,19 @@
 """Test the folder in which the processes of `rooms dev` count."""
 
+import stat
 from pathlib import Path
 
 import pytest
 
-from rooms.cli.dev import metrics_dir, remove_metrics_dir, reset_metrics_dir
+from rooms.cli.dev import (
+    children,
+    ensure_metrics_dir,
+    metrics_dir,
+    remove_metrics_dir,
+    reset_metrics_dir,
+)
 from rooms.cli.errors import CliError
+from rooms.settings import read_settings
 
 
 def test_folder_is_in_shared_memory_named_by_the_data_folder(tmp_path: Path) -> None:
@@ -39,3 +47,16 @@ def test_foreign_folder_is_not_used(tmp_path: Path) -> None:
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CliError, match="exists and cannot be replaced"):
         reset_metrics_dir(folder)
+
+
+def test_each_start_of_a_process_finds_the_folder_of_the_counters(tmp_path: Path) -> None:
+    """Something may have emptied shared memory since the last start."""
+    folder = tmp_path / "counters"
+    for child in children(read_settings({}), lambda: ensure_metrics_dir(folder)):
+        assert child.prepare is not None
+        child.prepare()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        remove_metrics_dir(folder)
+    folder.symlink_to(tmp_path)
+    with pytest.raises(CliError, match="another user's"):
+        ensure_metrics_dir(folder)

@@ -6,11 +6,13 @@ import ssl
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rooms.api.server.connections import ConnectionLimits
 from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles, load_tls
+from rooms.api.server.tls_listener import TlsListener
 from tests.support.certificates import Authority
 from tests.support.client_certificates import DAY, ClientCertificateAuthority
 from tests.support.http_listener import PUBLISH, answer_from, post
@@ -293,6 +295,31 @@ async def test_a_new_list_closes_what_it_revokes_and_nothing_else(tmp_path: Path
         kept[1].write(post(PUBLISH))
         assert (await answer_from(kept[0]))[0].startswith(b"HTTP/1.1 202")
         assert place.closed == ["certificate"]
+
+
+async def test_a_check_that_fails_is_not_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = ClientCertificateAuthority()
+    bad = members.issue()
+    check, failures = TlsListener._close_ended, [RuntimeError("planted")]
+
+    def fail_once(self: TlsListener, connections: Any) -> None:
+        if failures:
+            raise failures.pop()
+        check(self, connections)
+
+    monkeypatch.setattr(TlsListener, "_close_ended", fail_once)
+    async with (
+        tls_served(tmp_path, members=members, crl=members.revocation_list()) as place,
+        tls_connected(place, place.context(bad)) as (reader, writer),
+    ):
+        await until(lambda: not failures)
+        writer.write(post("/v1/subscriptions/s/pull", b"wait"))
+        await place.service.waiting.wait()
+        (tmp_path / "crl.pem").write_bytes(members.revocation_list(bad))
+        await place.service.gone.wait()
+        del reader
 
 
 async def test_a_connection_ends_with_its_certificate(tmp_path: Path) -> None:

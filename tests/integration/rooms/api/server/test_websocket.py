@@ -128,6 +128,18 @@ async def test_a_stream_counts_as_a_client_with_a_key() -> None:
         assert await client.recv() == "2"
 
 
+async def test_the_server_stops_while_a_client_closes() -> None:
+    """The client's Close has arrived, and the connection is not closed yet."""
+    async with served() as place, raw(place) as (reader, writer):
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        (protocol,) = place.state.connections
+        assert isinstance(protocol, WebSocket)
+        protocol.data_received(frame(8, b"\x03\xe8"))
+        protocol.shutdown()
+        assert (await reader.read())[:2] == b"\x88\x02"
+
+
 async def test_a_message_that_is_too_long_ends_its_stream() -> None:
     """Check that long messages are refused: credit and acks are short."""
     async with served() as place, opened(place) as client:
