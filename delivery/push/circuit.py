@@ -40,7 +40,11 @@ class CircuitBreaker:
 
 
 class FailureStreak:
-    """Measure for how long all attempts have failed, as far as this worker knows."""
+    """Distinguish a streak of failures from a single one, as far as this worker knows.
+
+    Nothing is known of the attempts of other workers, so its length says nothing about the
+    endpoint: only the record, which any success clears, does.
+    """
 
     __slots__ = ("since", "succeeded_at")
 
@@ -53,9 +57,12 @@ class FailureStreak:
         """Record a success."""
         self.since, self.succeeded_at = None, now
 
-    def failed(self, now: float) -> float | None:
-        """Record a failure and return the streak's seconds; None while too short to report."""
+    def forget(self) -> None:
+        """End the streak, because another worker saw a success."""
+        self.since = None
+
+    def failed(self, now: float) -> bool:
+        """Record a failure and return whether the streak is long enough to report."""
         if self.since is None:
             self.since = now
-        lasted = now - self.since
-        return lasted if lasted >= REPORT_AFTER_S else None
+        return now - self.since >= REPORT_AFTER_S

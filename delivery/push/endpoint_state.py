@@ -55,7 +55,6 @@ class EndpointEvent:
     signal: EndpointSignal
     endpoint: Endpoint
     detail: str = ""
-    failing_s: float = 0.0
 
 
 def record_result(
@@ -109,14 +108,11 @@ def _track_failures(
     if not closed and lane.breaker.failed(now, failures=policy.circuit_failures, window_s=window_s):
         lane.tripped_version = record.version
         events.append(EndpointEvent(signal=EndpointSignal.CIRCUIT_OPENED, endpoint=endpoint))
-    lasted = lane.failure_streak.failed(now)
-    if lasted is None or policy.disable_after_ms is None:
+    if not lane.failure_streak.failed(now) or policy.disable_after_ms is None:
         return events
     if not record.failing:
         lane.reported_failing = True
-        events.append(
-            EndpointEvent(signal=EndpointSignal.FAILING, endpoint=endpoint, failing_s=lasted)
-        )
+        events.append(EndpointEvent(signal=EndpointSignal.FAILING, endpoint=endpoint))
     elif lane.failure_streak.succeeded_at > lane.failing_since:
         # Another worker wrote this without knowing of the success that this worker saw.
         events.append(EndpointEvent(signal=EndpointSignal.HEALTHY, endpoint=endpoint))
@@ -222,9 +218,7 @@ class EndpointStateWriter:
             case EndpointSignal.CIRCUIT_CLOSED:
                 return await self._lanes.close_circuit(subscription_id)
             case EndpointSignal.FAILING:
-                return await self._lanes.mark_failing(
-                    subscription_id, failing_for_s=event.failing_s
-                )
+                return await self._lanes.mark_failing(subscription_id)
             case EndpointSignal.HEALTHY:
                 return await self._lanes.clear_failing(subscription_id)
 

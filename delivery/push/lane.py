@@ -29,6 +29,11 @@ from rooms.domain.state_machine import Reason, SubscriptionStatus
 CLAIM_MARGIN_S: Final = 2.0
 """No attempt is made unless the claim outlasts the time-out by this much."""
 IDLE_AFTER_S: Final = 60.0
+KEEP_STREAK_S: Final = 86_400.0
+"""A lane without work is kept so long for failures that are not recorded yet.
+
+Also for as long as failures must last to disable the endpoint, or count for its circuit.
+"""
 SATURATED_AFTER_S: Final = 1.0
 OVERFLOW_AFTER_S: Final = 10.0
 """If the queue cannot keep tasks, a lane keeps as many as it completes in this time.
@@ -128,7 +133,12 @@ class Lane:
     def update(self, endpoint: Endpoint, now: float) -> None:
         """Apply the subscription's current settings."""
         if endpoint is not self.endpoint:
-            self.endpoint = endpoint
+            former, self.endpoint = self.endpoint.record, endpoint
+            record = endpoint.record
+            # Two loads may end in the other order: an older record says nothing of what came after.
+            if former.failing and not record.failing and record.version > former.version:
+                self.failure_streak.forget()
+                self.reported_failing = False
             self._apply_settings(now)
 
     def _apply_settings(self, now: float) -> None:
@@ -322,20 +332,22 @@ class Lane:
     def is_idle(self, now: float) -> bool:
         """Return whether the lane has been empty for so long that it can be removed."""
         empty = not self.busy and not self.waiting and not self._was_full
+        empty_s = now - self._last_done_at
         # A streak of failures that is not recorded yet would be lost with the lane.
         has_unrecorded_streak = (
             self.tracks_failures
             and self.failure_streak.since is not None
             and not self.endpoint.record.failing
+            and empty_s < self._keep_streak_s()
         )
         # Without it, the time of the next token would have to be found out again.
         awaits_token = self.tokens is not None and self.next_token_at > now
-        return (
-            empty
-            and not has_unrecorded_streak
-            and not awaits_token
-            and now - self._last_done_at >= IDLE_AFTER_S
-        )
+        return empty and not has_unrecorded_streak and not awaits_token and empty_s >= IDLE_AFTER_S
+
+    def _keep_streak_s(self) -> float:
+        policy = self.endpoint.record.throttle
+        longest_ms = max(policy.disable_after_ms or 0, policy.circuit_window_ms)
+        return max(KEEP_STREAK_S, longest_ms / 1000)
 
     def is_saturated(self, now: float) -> bool:
         """Return whether every slot is busy and none was freed for a second."""

@@ -48,10 +48,11 @@ WITH l AS (
     UPDATE lanes SET circuit_open = false, circuit_since = now(), probe_at = NULL, probe = NULL
     WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND circuit_open RETURNING room_id, id
 ), {_changed_with_event(OperationalEvent.CIRCUIT_CLOSED, "'{}'::jsonb")}"""  # noqa: S608 - constants of this package
+# From now on only: an earlier success of another worker had nothing to clear.
 _MARK_FAILING: Final = f"""
 WITH l AS (
     INSERT INTO lanes AS t (room_id, id, failing_since)
-    SELECT room_id, id, now() - %(for_s)s::float8 * interval '1 s' FROM subscriptions
+    SELECT room_id, id, now() FROM subscriptions
     WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND status || '' = 'active'
     ON CONFLICT (room_id, id) DO UPDATE SET failing_since = excluded.failing_since
     WHERE t.failing_since IS NULL RETURNING t.room_id, t.id
@@ -187,9 +188,9 @@ class SharedLaneState:
         """Close the circuit after a successful probe."""
         return await self._change(_CLOSE_CIRCUIT, subscription)
 
-    async def mark_failing(self, subscription: SubscriptionId, *, failing_for_s: float) -> bool:
-        """Record that there were only failures for so long."""
-        return await self._change(_MARK_FAILING, subscription, for_s=failing_for_s)
+    async def mark_failing(self, subscription: SubscriptionId) -> bool:
+        """Record that there are only failures from now on, until a success clears it."""
+        return await self._change(_MARK_FAILING, subscription)
 
     async def clear_failing(self, subscription: SubscriptionId) -> bool:
         """Record a success."""

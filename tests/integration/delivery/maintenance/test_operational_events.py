@@ -367,7 +367,7 @@ async def test_what_happens_to_operational_messages_causes_no_events(
         await sidelined(installation, writer, reported)
         assert await lanes.open_circuit(reported, open_ms=1000)
         assert await lanes.close_circuit(reported)
-        assert await lanes.mark_failing(reported, failing_for_s=10)
+        assert await lanes.mark_failing(reported)
         assert await lanes.clear_failing(reported)
         assert await lanes.disable(
             reported,
@@ -391,7 +391,7 @@ async def test_circuits_and_recoveries_are_reported_once_though_two_workers_see_
         lanes = [SharedLaneState(one) for one in (writer, other)]
         await asyncio.gather(*(one.open_circuit(subscription, open_ms=1000) for one in lanes))
         await asyncio.gather(*(one.close_circuit(subscription) for one in lanes))
-        await asyncio.gather(*(one.mark_failing(subscription, failing_for_s=9) for one in lanes))
+        await asyncio.gather(*(one.mark_failing(subscription) for one in lanes))
         await asyncio.gather(*(one.clear_failing(subscription) for one in lanes))
     await task(writer).run(always)
     messages = await received(installation, reported)

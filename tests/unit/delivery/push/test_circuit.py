@@ -55,10 +55,14 @@ def test_it_opens_exactly_when_the_last_failures_are_within_the_window(
 
 def test_a_streak_is_reported_after_a_while_from_its_first_failure() -> None:
     found = FailureStreak()
-    assert found.failed(10.0) is None
-    assert found.failed(10.0 + REPORT_AFTER_S / 2) is None
-    assert found.failed(10.0 + REPORT_AFTER_S) == REPORT_AFTER_S
-    assert found.failed(100.0) == 90.0
+    assert not found.failed(10.0)
+    assert not found.failed(10.0 + REPORT_AFTER_S / 2)
+    assert found.failed(10.0 + REPORT_AFTER_S)
+    assert found.failed(100.0)
     found.succeeded(101.0)
     assert (found.since, found.succeeded_at) == (None, 101.0)
-    assert found.failed(102.0) is None
+    assert not found.failed(102.0)
+    assert found.failed(104.0)
+    found.forget()
+    assert (found.since, found.succeeded_at) == (None, 101.0)
+    assert not found.failed(106.0)

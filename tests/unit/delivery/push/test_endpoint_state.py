@@ -5,7 +5,8 @@ from dataclasses import replace
 from delivery.push.circuit import REPORT_AFTER_S
 from delivery.push.endpoint_state import EndpointSignal, record_result
 from delivery.push.endpoints import Endpoint
-from delivery.push.lane import Lane
+from delivery.push.lane import IDLE_AFTER_S, KEEP_STREAK_S, Lane
+from rooms.db.queue.endpoints import EndpointRecord
 from rooms.domain.attempt import AttemptResult
 from tests.support.push_worker import OK, answered
 from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
@@ -35,3 +36,60 @@ def test_a_success_takes_back_failures_that_are_not_recorded_yet() -> None:
 def test_a_success_that_follows_none_is_not_reported() -> None:
     lane = Lane(Endpoint(WATCHED, SEAL), slots=4, now=0.0)
     assert signals_of(lane, OK, OK, now=1.0) == []
+
+
+def lane_of(record: EndpointRecord, now: float = 0.0) -> Lane:
+    return Lane(Endpoint(record, SEAL), slots=4, now=now)
+
+
+def test_a_worker_vouches_for_no_time_before_its_report() -> None:
+    """Other workers cleared nothing until then, however often the endpoint answered them."""
+    lane = lane_of(WATCHED)
+    assert signals_of(lane, answered(500), now=0.0) == []
+    assert signals_of(lane, answered(500), now=90_000.0) == [EndpointSignal.FAILING]
+    failing = replace(WATCHED, version=4, failing=True, failing_s=0.0)
+    lane.update(Endpoint(failing, SEAL), 90_000.0)
+    assert signals_of(lane, answered(500), now=90_059.0) == []
+    assert signals_of(lane, answered(500), now=90_060.0) == [EndpointSignal.FAILED_TOO_LONG]
+
+
+def test_a_streak_ends_when_another_worker_clears_the_record() -> None:
+    lane = lane_of(WATCHED)
+    assert signals_of(lane, answered(500), answered(500), now=0.0) == []
+    assert signals_of(lane, answered(500), now=2.0) == [EndpointSignal.FAILING]
+    lane.update(Endpoint(replace(WATCHED, version=4, failing=True), SEAL), 2.0)
+    lane.update(Endpoint(replace(WATCHED, version=5), SEAL), 50.0)
+    assert signals_of(lane, answered(500), now=90_000.0) == []
+    assert signals_of(lane, OK, now=90_000.5) == [], "nothing is recorded that it could clear"
+
+
+def test_an_older_read_of_the_record_ends_no_streak() -> None:
+    """Two loads may end in the other order; the report of this worker is still recorded."""
+    lane = lane_of(WATCHED)
+    assert signals_of(lane, answered(500), now=0.0) == []
+    assert signals_of(lane, answered(500), now=2.0) == [EndpointSignal.FAILING]
+    lane.update(Endpoint(replace(WATCHED, version=4, failing=True), SEAL), 2.0)
+    lane.update(Endpoint(WATCHED, SEAL), 2.0)
+    assert signals_of(lane, OK, now=3.0) == [EndpointSignal.HEALTHY]
+
+
+def test_a_lane_is_kept_for_failures_that_are_not_recorded_for_a_while_only() -> None:
+    """A redelivery may be due hours later, and its failure must not be the first one again."""
+    lane = lane_of(WATCHED)
+    assert signals_of(lane, answered(500), now=0.0) == []
+    assert not lane.is_idle(KEEP_STREAK_S - 1)
+    assert lane.is_idle(KEEP_STREAK_S)
+    month_ms = 30 * 86_400_000
+    patient = replace(WATCHED, throttle=replace(THROTTLE, disable_after_ms=month_ms))
+    lane.update(Endpoint(patient, SEAL), 0.0)
+    assert not lane.is_idle(month_ms / 1000 - 1)
+    assert lane.is_idle(month_ms / 1000)
+
+
+def test_a_lane_whose_failures_were_cleared_becomes_idle() -> None:
+    lane = lane_of(WATCHED)
+    assert signals_of(lane, answered(500), now=0.0) == []
+    assert not lane.is_idle(IDLE_AFTER_S)
+    lane.update(Endpoint(replace(WATCHED, version=4, failing=True), SEAL), 1.0)
+    lane.update(Endpoint(replace(WATCHED, version=5), SEAL), 2.0)
+    assert lane.is_idle(IDLE_AFTER_S)

@@ -266,14 +266,24 @@ async def test_failures_are_recorded_once_and_cleared_by_a_success(
 ) -> None:
     subscription = await installation.subscribe(disable_after_ms=60_000)
     one, two = (SharedLaneState(writer) for writer in writers)
-    assert await one.mark_failing(subscription, failing_for_s=5)
-    assert not await two.mark_failing(subscription, failing_for_s=500)
+    assert await one.mark_failing(subscription)
+    assert (await record(installation, subscription)).failing_s < 5, (
+        "no earlier time is vouched for"
+    )
+    await age_failures(installation, 5)
+    assert not await two.mark_failing(subscription)
     found = await record(installation, subscription)
     assert found.failing
     assert 5 <= found.failing_s < 60
     assert await two.clear_failing(subscription)
     assert not await one.clear_failing(subscription)
     assert not (await record(installation, subscription)).failing
+
+
+async def age_failures(installation: Installation, seconds: int) -> None:
+    await installation.rows(
+        "UPDATE lanes SET failing_since = failing_since - %s * interval '1 s'", seconds
+    )
 
 
 async def disable(
@@ -316,10 +326,12 @@ async def test_long_failure_disables_only_where_no_worker_knows_better(
     subscription = await installation.subscribe(disable_after_ms=3_600_000)
     lanes = SharedLaneState(writers[0])
     assert not await disable(lanes, installation, subscription, failing_ms=3_600_000)
-    await lanes.mark_failing(subscription, failing_for_s=3000)
+    await lanes.mark_failing(subscription)
+    await age_failures(installation, 3000)
     assert not await disable(lanes, installation, subscription, failing_ms=3_600_000)
     await lanes.clear_failing(subscription)
-    await lanes.mark_failing(subscription, failing_for_s=3601)
+    await lanes.mark_failing(subscription)
+    await age_failures(installation, 3601)
     assert await disable(lanes, installation, subscription, failing_ms=3_600_000)
 
 

@@ -1,0 +1,140 @@
+"""Check what workers that see different results of one endpoint write about it together."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from delivery.push.endpoint_state import EndpointSignal, EndpointStateWriter, record_result
+from delivery.push.endpoints import Endpoint
+from delivery.push.lane import Lane
+from rooms.clock import SystemClock
+from rooms.db.notify import Notifier
+from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
+from rooms.db.queue.throttle import SharedLaneState
+from rooms.db.writer import LogWriter
+from rooms.domain.attempt import AttemptResult
+from rooms.domain.ids import SubscriptionId
+from tests.support.installation import SEAL, Installation
+from tests.support.push_worker import OK, answered
+
+DAY_S = 86_400.0
+FAILED = answered(500)
+
+
+async def record_of(installation: Installation, subscription: SubscriptionId) -> EndpointRecord:
+    found = await load_endpoints(installation.connection, [(installation.room, subscription)])
+    return found[subscription]
+
+
+class Observer:
+    """A worker's view of one endpoint: its lane, and the events that it writes."""
+
+    def __init__(
+        self, installation: Installation, lane: Lane, lanes: SharedLaneState, signals: Notifier
+    ) -> None:
+        self.written: list[EndpointSignal] = []
+        self._installation = installation
+        self._lane = lane
+        self._writer = EndpointStateWriter(
+            lanes,
+            signals,
+            ids=installation.ids,
+            clock=SystemClock(),
+            observe=self.written.append,
+        )
+
+    async def see(self, result: AttemptResult, now: float) -> None:
+        """See the result of an attempt whose task was claimed with the newest settings."""
+        record = await record_of(self._installation, self._lane.subscription_id)
+        if record != self._lane.endpoint.record:
+            self._lane.update(Endpoint(record, SEAL), now)
+        for event in record_result(self._lane, result, is_probe=False, started=now, now=now):
+            await self._writer.write(event)
+
+
+@pytest.fixture
+async def subscription(installation: Installation) -> SubscriptionId:
+    return await installation.subscribe(disable_after_ms=int(DAY_S) * 1000)
+
+
+@pytest.fixture
+async def observers(
+    installation: Installation, subscription: SubscriptionId
+) -> AsyncIterator[tuple[Observer, Observer]]:
+    async with AsyncExitStack() as stack:
+        record, found = await record_of(installation, subscription), list[Observer]()
+        for _ in range(2):
+            writer = await stack.enter_async_context(LogWriter(installation.url, kind="settler"))
+            signals = await stack.enter_async_context(
+                Notifier(installation.url, listeners={}, broker_mode=installation.shape)
+            )
+            lane = Lane(Endpoint(record, SEAL), slots=4, now=0.0)
+            found.append(Observer(installation, lane, SharedLaneState(writer), signals))
+        yield found[0], found[1]
+
+
+async def status(installation: Installation) -> str:
+    return str(await installation.value("SELECT status FROM subscriptions"))
+
+
+async def age_failures(installation: Installation, seconds: float) -> None:
+    await installation.rows(
+        "UPDATE lanes SET failing_since = failing_since - %s * interval '1 s'", seconds
+    )
+
+
+async def test_few_failures_of_one_worker_do_not_count_while_another_one_succeeds(
+    installation: Installation, observers: tuple[Observer, Observer]
+) -> None:
+    one, other = observers
+    await one.see(FAILED, 0.0)
+    for hour in range(25):
+        await other.see(OK, hour * 3600.0)
+    await one.see(FAILED, 25 * 3600.0)
+    await one.see(FAILED, 25 * 3600.0 + 2)
+    assert await status(installation) == "active"
+    assert one.written == [EndpointSignal.FAILING]
+
+
+async def test_failures_from_before_a_success_of_another_worker_do_not_count(
+    installation: Installation, observers: tuple[Observer, Observer]
+) -> None:
+    one, other = observers
+    for at in (0.0, 2.0):
+        await one.see(FAILED, at)
+    await other.see(OK, 3.0)
+    assert (one.written, other.written) == ([EndpointSignal.FAILING], [EndpointSignal.HEALTHY])
+    for later in (0.0, 2.0, 3.0):
+        await one.see(FAILED, DAY_S + later)
+    assert await status(installation) == "active"
+
+
+async def test_failures_from_before_a_resume_do_not_count(
+    installation: Installation, observers: tuple[Observer, Observer], subscription: SubscriptionId
+) -> None:
+    one, _ = observers
+    for at in (0.0, 2.0):
+        await one.see(FAILED, at)
+    await installation.rows("UPDATE lanes SET failing_since = NULL")
+    await installation.change(subscription, status="active")
+    for later in (0.0, 2.0, 3.0):
+        await one.see(FAILED, DAY_S + later)
+    assert await status(installation) == "active"
+
+
+async def test_failures_that_no_worker_contradicts_disable_the_endpoint_in_time(
+    installation: Installation, observers: tuple[Observer, Observer]
+) -> None:
+    one, other = observers
+    for at in (0.0, 2.0):
+        await one.see(FAILED, at)
+    await age_failures(installation, DAY_S - 60)
+    await installation.rows("UPDATE subscriptions SET version = version + 1")
+    await other.see(FAILED, 0.0)
+    await other.see(FAILED, 2.0)
+    assert await status(installation) == "active"
+    await age_failures(installation, 60)
+    await other.see(FAILED, 62.0)
+    assert await status(installation) == "disabled"
+    assert other.written == [EndpointSignal.FAILED_TOO_LONG]
