@@ -206,11 +206,9 @@ class EndpointStateWriter:
         subscription_id = record.subscription_id
         match event.signal:
             case EndpointSignal.GONE:
-                return await self._disable(event.endpoint, event.detail, None)
+                return await self._disable(record, event.detail, None)
             case EndpointSignal.FAILED_TOO_LONG:
-                return await self._disable(
-                    event.endpoint, event.detail, record.throttle.disable_after_ms
-                )
+                return await self._disable(record, event.detail, record.throttle.disable_after_ms)
             case EndpointSignal.CIRCUIT_OPENED:
                 return await self._lanes.open_circuit(
                     subscription_id, open_ms=record.throttle.circuit_open_ms
@@ -222,10 +220,10 @@ class EndpointStateWriter:
             case EndpointSignal.HEALTHY:
                 return await self._lanes.clear_failing(subscription_id)
 
-    async def _disable(self, endpoint: Endpoint, reason: str, failing_ms: int | None) -> bool:
-        room, now_ms = endpoint.record.room_id, self._clock.now_ms()
+    async def _disable(self, record: EndpointRecord, reason: str, failing_ms: int | None) -> bool:
+        room, now_ms = record.room_id, self._clock.now_ms()
         return await self._lanes.disable(
-            endpoint.record.subscription_id,
+            record,
             reason=reason,
             failing_ms=failing_ms,
             messages=[MessageId(self._ids.generate(room, now_ms)) for _ in range(MAX_RECIPIENTS)],

@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from psycopg.types.datetime import TimestamptzLoader
 
 from rooms.db.connection import Connection, connect
+from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
 from rooms.db.secrets import Cipher
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import (
@@ -141,6 +142,11 @@ class Installation:
         }
         await self._insert("subscriptions", fields | columns)
         return identity
+
+    async def endpoint_record(self, subscription: SubscriptionId) -> EndpointRecord:
+        """Return the settings of a PUSH subscription as a worker loads them."""
+        pairs = [(room_of(subscription), subscription)]
+        return (await load_endpoints(self.connection, pairs))[subscription]
 
     async def change(self, subscription: SubscriptionId, **columns: Any) -> None:
         """Other settings, as the API makes them: with the next version."""

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from psycopg.rows import dict_row
@@ -17,7 +18,7 @@ from rooms.domain.throttle import NO_LIMITS, THROTTLE_SETTINGS, ThrottlePolicy, 
 
 _LOAD: Final = """
 SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, r.organisation_id::text AS room_owner_id, s.push_url, s.headers, s.sealed_headers, s.terminal_statuses, s.ignorable_statuses,
-    s.cloud_events, s.event_item, s.status, s.status_reason, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
+    s.cloud_events, s.event_item, s.status, s.status_reason, s.status_since, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
     coalesce(s.delivery_delay_multiplier, r.delivery_delay_multiplier) AS multiplier,
@@ -55,6 +56,7 @@ class EndpointRecord:
     event_item: bool
     """The body is GovStack's EventItem around the payload."""
     status: SubscriptionStatus
+    status_since: datetime
     version: int
     encrypted_secrets: tuple[bytes, ...]
     """The current one first, then the previous one while both are valid."""
@@ -101,6 +103,7 @@ async def load_endpoints(
             cloud_events=row["cloud_events"],
             event_item=row["event_item"],
             status=SubscriptionStatus(row["status"]),
+            status_since=row["status_since"],
             version=row["version"],
             encrypted_secrets=tuple(filter(None, (row["secret"], row["previous_secret"]))),
             policy=RetryPolicy(

@@ -370,7 +370,7 @@ async def test_what_happens_to_operational_messages_causes_no_events(
         assert await lanes.mark_failing(reported)
         assert await lanes.clear_failing(reported)
         assert await lanes.disable(
-            reported,
+            await installation.endpoint_record(reported),
             reason="gone",
             messages=[MessageId(one) for one in ids[:2]],
             deliveries=[DeliveryId(one) for one in ids[2:]],
@@ -651,7 +651,7 @@ async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everyth
     )
     ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     assert await SharedLaneState(writer).disable(
-        foreign,
+        await installation.endpoint_record(foreign),
         reason="HTTP 410: their answer",
         messages=[MessageId(one) for one in ids[:2]],
         deliveries=[DeliveryId(one) for one in ids[2:]],

@@ -43,7 +43,7 @@ async def disabled_endpoint(installation: Installation, writer: LogWriter) -> Or
     )
     ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     assert await SharedLaneState(writer).disable(
-        foreign,
+        await installation.endpoint_record(foreign),
         reason="HTTP 410: their answer",
         messages=[MessageId(one) for one in ids[:2]],
         deliveries=[DeliveryId(one) for one in ids[2:]],

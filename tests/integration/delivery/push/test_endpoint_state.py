@@ -5,26 +5,26 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from delivery.push.endpoint_state import EndpointSignal, EndpointStateWriter, record_result
+from delivery.push.endpoint_state import (
+    EndpointEvent,
+    EndpointSignal,
+    EndpointStateWriter,
+    record_result,
+)
 from delivery.push.endpoints import Endpoint
 from delivery.push.lane import Lane
 from rooms.clock import SystemClock
 from rooms.db.notify import Notifier
-from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
 from rooms.db.queue.throttle import SharedLaneState
 from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.state_machine import SubscriptionStatus
 from tests.support.installation import SEAL, Installation
 from tests.support.push_worker import OK, answered
 
 DAY_S = 86_400.0
 FAILED = answered(500)
-
-
-async def record_of(installation: Installation, subscription: SubscriptionId) -> EndpointRecord:
-    found = await load_endpoints(installation.connection, [(installation.room, subscription)])
-    return found[subscription]
 
 
 class Observer:
@@ -33,24 +33,20 @@ class Observer:
     def __init__(
         self, installation: Installation, lane: Lane, lanes: SharedLaneState, signals: Notifier
     ) -> None:
-        self.written: list[EndpointSignal] = []
         self._installation = installation
         self._lane = lane
-        self._writer = EndpointStateWriter(
-            lanes,
-            signals,
-            ids=installation.ids,
-            clock=SystemClock(),
-            observe=self.written.append,
+        self.written: list[EndpointSignal] = []
+        self.writer = EndpointStateWriter(
+            lanes, signals, ids=installation.ids, clock=SystemClock(), observe=self.written.append
         )
 
     async def see(self, result: AttemptResult, now: float) -> None:
         """See the result of an attempt whose task was claimed with the newest settings."""
-        record = await record_of(self._installation, self._lane.subscription_id)
+        record = await self._installation.endpoint_record(self._lane.subscription_id)
         if record != self._lane.endpoint.record:
             self._lane.update(Endpoint(record, SEAL), now)
         for event in record_result(self._lane, result, is_probe=False, started=now, now=now):
-            await self._writer.write(event)
+            await self.writer.write(event)
 
 
 @pytest.fixture
@@ -63,7 +59,7 @@ async def observers(
     installation: Installation, subscription: SubscriptionId
 ) -> AsyncIterator[tuple[Observer, Observer]]:
     async with AsyncExitStack() as stack:
-        record, found = await record_of(installation, subscription), list[Observer]()
+        record, found = await installation.endpoint_record(subscription), list[Observer]()
         for _ in range(2):
             writer = await stack.enter_async_context(LogWriter(installation.url, kind="settler"))
             signals = await stack.enter_async_context(
@@ -138,3 +134,75 @@ async def test_failures_that_no_worker_contradicts_disable_the_endpoint_in_time(
     await other.see(FAILED, 62.0)
     assert await status(installation) == "disabled"
     assert other.written == [EndpointSignal.FAILED_TOO_LONG]
+
+
+DISABLING = pytest.mark.parametrize(
+    "signal", [EndpointSignal.GONE, EndpointSignal.FAILED_TOO_LONG], ids=str
+)
+
+
+async def disabling_event(
+    installation: Installation, subscription: SubscriptionId, signal: EndpointSignal
+) -> EndpointEvent:
+    """Return an event that a worker found and has not written yet; its failures are old enough."""
+    await installation.subscribe(name="~operational", operational=True)
+    await installation.rows(
+        "INSERT INTO lanes (room_id, id, failing_since) VALUES (%s, %s, now() - interval '1 year')",
+        installation.room,
+        subscription,
+    )
+    endpoint = Endpoint(await installation.endpoint_record(subscription), SEAL)
+    return EndpointEvent(signal=signal, endpoint=endpoint, detail="the endpoint answered 410")
+
+
+async def assert_enabled(
+    installation: Installation, observer: Observer, subscription: SubscriptionId
+) -> None:
+    assert observer.written == []
+    assert (await installation.endpoint_record(subscription)).status is SubscriptionStatus.ACTIVE
+    assert await installation.value("SELECT count(*) FROM messages") == 0
+
+
+@DISABLING
+async def test_what_one_address_answered_disables_no_other_one(
+    installation: Installation,
+    observers: tuple[Observer, Observer],
+    subscription: SubscriptionId,
+    signal: EndpointSignal,
+) -> None:
+    event = await disabling_event(installation, subscription, signal)
+    await installation.change(subscription, push_url="https://new.example/hook")
+    await observers[0].writer.write(event)
+    await assert_enabled(installation, observers[0], subscription)
+
+
+@DISABLING
+async def test_what_was_answered_before_a_resume_disables_nothing(
+    installation: Installation,
+    observers: tuple[Observer, Observer],
+    subscription: SubscriptionId,
+    signal: EndpointSignal,
+) -> None:
+    event = await disabling_event(installation, subscription, signal)
+    await installation.rows(
+        "UPDATE subscriptions SET status_since = now(), version = version + 2 WHERE id = %s",
+        subscription,
+    )
+    await observers[0].writer.write(event)
+    await assert_enabled(installation, observers[0], subscription)
+
+
+@DISABLING
+async def test_other_changes_keep_no_endpoint_enabled(
+    installation: Installation,
+    observers: tuple[Observer, Observer],
+    subscription: SubscriptionId,
+    signal: EndpointSignal,
+) -> None:
+    """The circuit raises the version, too, and the endpoint is gone all the same."""
+    event = await disabling_event(installation, subscription, signal)
+    await installation.change(subscription, timeout_ms=31_000)
+    await observers[0].writer.write(event)
+    assert observers[0].written == [signal]
+    assert (await installation.endpoint_record(subscription)).status is SubscriptionStatus.DISABLED
+    assert await installation.value("SELECT count(*) FROM messages") == 1

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from rooms.db.connection import open_connection
+from rooms.db.queue.endpoints import load_endpoints
 from rooms.db.queue.throttle import SharedLaneState
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
 from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS, OperationalEvent
@@ -271,8 +273,11 @@ async def test_what_was_made_for_a_subscriber_is_not_for_the_owner(api: Api) -> 
     foreign = await subscribe(api, room)
     await act(api, foreign["id"], "approve", version=foreign["version"])
     ids = [api.services.ids.generate(RoomId(room), api.services.clock.now_ms()) for _ in range(4)]
+    identity = SubscriptionId(foreign["id"])
+    async with open_connection(api.url, name="test") as connection:
+        records = await load_endpoints(connection, [(RoomId(room), identity)])
     assert await SharedLaneState(api.services.writer).disable(
-        SubscriptionId(foreign["id"]),
+        records[identity],
         reason="HTTP 410: their answer",
         messages=[MessageId(one) for one in ids[:2]],
         deliveries=[DeliveryId(one) for one in ids[2:]],

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
 from rooms.db.queue.holds import HeldGroup, Holds
 from rooms.db.queue.throttle import DISABLED_EVENT, SharedLaneState, TokenRequest
 from rooms.db.writer import LogWriter
@@ -28,12 +27,6 @@ async def writers(database: str) -> AsyncIterator[tuple[LogWriter, LogWriter]]:
         LogWriter(database, kind="settler") as two,
     ):
         yield one, two
-
-
-async def record(installation: Installation, subscription: SubscriptionId) -> EndpointRecord:
-    return (await load_endpoints(installation.connection, [(installation.room, subscription)]))[
-        subscription
-    ]
 
 
 async def held(
@@ -61,17 +54,17 @@ async def test_a_circuit_is_opened_once_and_every_copy_from_then_on_says_so(
     installation: Installation, writers: tuple[LogWriter, LogWriter]
 ) -> None:
     subscription = await installation.subscribe(circuit_failures=3)
-    before = await record(installation, subscription)
+    before = await installation.endpoint_record(subscription)
     assert not before.circuit_open
     opened = await asyncio.gather(
         *(SharedLaneState(writer).open_circuit(subscription, open_ms=60_000) for writer in writers)
     )
     assert sorted(opened) == [False, True]
-    after = await record(installation, subscription)
+    after = await installation.endpoint_record(subscription)
     assert (after.circuit_open, after.version, after.probe) == (True, before.version + 1, None)
     assert await SharedLaneState(writers[0]).close_circuit(subscription)
     assert not await SharedLaneState(writers[1]).close_circuit(subscription)
-    closed = await record(installation, subscription)
+    closed = await installation.endpoint_record(subscription)
     assert (closed.circuit_open, closed.version) == (False, before.version + 2)
     assert await SharedLaneState(writers[1]).open_circuit(subscription, open_ms=60_000), "and again"
 
@@ -82,7 +75,7 @@ async def test_a_circuit_counts_for_nothing_once_it_is_set_off(
     subscription = await installation.subscribe(circuit_failures=3)
     await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
     await installation.change(subscription, circuit_failures=0)
-    assert not (await record(installation, subscription)).circuit_open
+    assert not (await installation.endpoint_record(subscription)).circuit_open
 
 
 async def test_one_probe_in_a_period_by_any_worker(
@@ -98,7 +91,7 @@ async def test_one_probe_in_a_period_by_any_worker(
     await installation.rows(
         "UPDATE lanes SET probe_at = now() WHERE room_id = %s", installation.room
     )
-    before = await record(installation, subscription)
+    before = await installation.endpoint_record(subscription)
     moved = [
         count
         for _ in range(5)
@@ -109,7 +102,7 @@ async def test_one_probe_in_a_period_by_any_worker(
     assert sum(moved) == 1
     assert await installation.state(first) is State.QUEUED
     assert await installation.state(second) is State.HELD
-    after = await record(installation, subscription)
+    after = await installation.endpoint_record(subscription)
     assert after.probe == (first.delivery_id, 1, 0)
     assert after.version == before.version + 1
     work = await installation.work("outbox", first)
@@ -267,17 +260,17 @@ async def test_failures_are_recorded_once_and_cleared_by_a_success(
     subscription = await installation.subscribe(disable_after_ms=60_000)
     one, two = (SharedLaneState(writer) for writer in writers)
     assert await one.mark_failing(subscription)
-    assert (await record(installation, subscription)).failing_s < 5, (
+    assert (await installation.endpoint_record(subscription)).failing_s < 5, (
         "no earlier time is vouched for"
     )
     await age_failures(installation, 5)
     assert not await two.mark_failing(subscription)
-    found = await record(installation, subscription)
+    found = await installation.endpoint_record(subscription)
     assert found.failing
     assert 5 <= found.failing_s < 60
     assert await two.clear_failing(subscription)
     assert not await one.clear_failing(subscription)
-    assert not (await record(installation, subscription)).failing
+    assert not (await installation.endpoint_record(subscription)).failing
 
 
 async def age_failures(installation: Installation, seconds: int) -> None:
@@ -294,7 +287,7 @@ async def disable(
 ) -> bool:
     ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     return await lanes.disable(
-        identity,
+        await installation.endpoint_record(identity),
         reason="the endpoint answered 410",
         messages=[MessageId(one) for one in ids[:2]],
         deliveries=[DeliveryId(one) for one in ids[2:]],
