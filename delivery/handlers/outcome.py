@@ -62,7 +62,7 @@ def outcome_of_error(
     return HandlerOutcome(
         result=HandlerResult.SIDELINED,
         reason=SidelineReason.RAISED,
-        detail=f"{type(error).__name__}: {error}"[:MAX_DETAIL],
+        detail=_to_detail(f"{type(error).__name__}: {error}"),
     )
 
 
@@ -88,9 +88,14 @@ def outcomes_of_return(returned: object, count: int) -> Sequence[HandlerOutcome]
                 HandlerOutcome(
                     result=HandlerResult.SIDELINED,
                     reason=SidelineReason.RAISED,
-                    detail=detail[:MAX_DETAIL],
+                    detail=_to_detail(detail),
                 )
             ] * count
+
+
+def _to_detail(text: str) -> str:
+    """Return text of a handler as a store can keep it: no store encodes a lone surrogate."""
+    return text.encode("utf-8", "replace").decode()[:MAX_DETAIL]
 
 
 R = TypeVar("R")

@@ -124,6 +124,25 @@ async def test_outcomes_of_messages(
     assert await reasons(pair.sideline) == left
 
 
+async def test_an_error_whose_text_cannot_be_encoded_is_sidelined_with_those_beside_it(
+    at: Desk,
+) -> None:
+    """All results are written at once, so none may fail the others."""
+    queue = await at.queue(concurrency=4)
+    pair = await at.pair()
+    await pair.main.load(messages("fine", "x\\ud800", "fine", "\\ud800" * 1000))
+
+    async def handler(message: Message) -> bool:
+        text = str(message.payload).replace("\\ud800", "\ud800")
+        raise ValueError(text)
+
+    async with working(crew_of(at, queue, pair, handler)):
+        await until(lambda: empty(pair.main), "the messages to leave the main magazine")
+    aside = [one.entry for one in await all_of(pair.sideline)]
+    assert [one.reason for one in aside] == [SidelineReason.RAISED] * 4
+    assert [one.detail for one in aside].count("ValueError: fine") == 2
+
+
 async def test_a_handler_may_be_a_coroutine_function(at: Desk) -> None:
     queue, seen = await at.queue(concurrency=3), []
     pair = await at.pair()

@@ -84,6 +84,21 @@ def test_an_exception_is_sidelined_unless_its_class_is_ignorable() -> None:
     assert timeout_outcome(2.5).reason is SidelineReason.TIMED_OUT
 
 
+class Unencodable:
+    """A value that a handler returned, or an error, in whose text no character has a code."""
+
+    def __repr__(self) -> str:
+        return "\ud800" * 1000
+
+
+def test_every_detail_can_be_stored() -> None:
+    assert outcome_of_error(ValueError("x\ud800y"), ()).detail == "ValueError: x?y"
+    (returned,) = outcomes_of_return(Unencodable(), 1)
+    for outcome in (returned, outcome_of_error(ValueError("\udfff" * 1000), ())):
+        assert outcome.detail is not None
+        assert len(outcome.detail.encode()) == MAX_DETAIL
+
+
 def test_the_sideline_waits_at_least_twice_the_shovel_interval() -> None:
     assert queue().sideline_stuck_after_s == 1200
     assert queue(shovel=ShovelSettings(interval_s=700)).sideline_stuck_after_s == 1400
