@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 from delivery.maintenance.cleanup import delete_orphan_queues
-from delivery.maintenance.resend import BrokerRecovery
+from delivery.maintenance.resend import LossDetector, Resender, ResendScope, queue_scope
 from delivery.sideline.audit import AuditResult, SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from rooms.db.catalog.native_subscriptions import native_passwords
@@ -118,8 +118,10 @@ class BrokerQueueCheck:
             count = sum((await self._records.count_sent()).values())
             if count:
                 found.append(await self._repair_empty_broker(count, repair=repair))
-        elif lacking := await self._lacking_queues():
-            found.append(await self._repair_lacking(lacking, repair=repair))
+        else:
+            lacking, counted_at = await self._lacking_queues()
+            if lacking:
+                found.append(await self._repair_lacking(lacking, counted_at, repair=repair))
         found += await self._check_rejections()
         return [*found, *await self._check_orphan_queues(repair=repair)]
 
@@ -141,39 +143,62 @@ class BrokerQueueCheck:
         ]
 
     async def _repair_empty_broker(self, count: int, *, repair: bool) -> DoctorFinding:
+        resent = 0
         if repair:
-            await self._make_recovery(0).run(_always_continue)
+            loss_detector = LossDetector(self._records, self._broker)
+            # None: maintenance was first.
+            if (since := await loss_detector.lost_since()) is not None:
+                resent = await self._resend(ResendScope(before=since))
+                await loss_detector.mark_recovered()
         return DoctorFinding(
             part=BROKER,
             description="deliveries sent to a broker that was emptied or is new",
             count=count,
-            repaired=count if repair else 0,
+            repaired=min(count, resent),
         )
 
     async def _repair_lacking(
-        self, lacking: Mapping[SubscriptionId | None, int], *, repair: bool
+        self,
+        lacking: Mapping[SubscriptionId | None, int],
+        counted_at: datetime,
+        *,
+        repair: bool,
     ) -> DoctorFinding:
+        repaired = 0
         if repair:
-            await self._make_recovery(0).run(_always_continue)
-        count = sum(lacking.values())
+            # A depth does not say which ones are missing, so the whole queue is sent again, but
+            # nothing that was sent to it after it was counted.
+            for queue, missing in lacking.items():
+                resent = await self._resend(queue_scope(queue, before=counted_at))
+                repaired += min(missing, resent)
         return DoctorFinding(
             part=BROKER,
             description="deliveries that are missing from their queue",
-            count=count,
-            repaired=count if repair else 0,
+            count=sum(lacking.values()),
+            repaired=repaired,
             examples=["PUSH" if queue is None else queue for queue in lacking],
         )
 
-    def _make_recovery(self, settle_s: float) -> BrokerRecovery:
-        return BrokerRecovery(
-            self._records, self._broker, self._clock, self._notify_relay, short_queue_s=settle_s
-        )
+    async def _resend(self, scope: ResendScope) -> int:
+        """Send the rows of a scope again, and return how many were."""
+        resent = 0
 
-    async def _lacking_queues(self) -> Mapping[SubscriptionId | None, int]:
-        """Return the queues that hold too little at every count, and the least number missing."""
+        async def on_resent(count: int) -> None:
+            nonlocal resent
+            resent += count
+
+        await Resender(self._records, self._notify_relay).run(scope, _always_continue, on_resent)
+        return resent
+
+    async def _lacking_queues(self) -> tuple[Mapping[SubscriptionId | None, int], datetime]:
+        """Return the queues that hold too little at every count, and the least number missing.
+
+        And the time of the last count, by PostgreSQL's clock.
+        """
         until = self._clock.monotonic() + self._settle_s
         lacking: dict[SubscriptionId | None, int] | None = None
         while True:
+            counted_at = await self._records.database_time()
             counted = await self._count_lacking()
             lacking = {
                 queue: missing if lacking is None else min(missing, lacking[queue])
@@ -181,7 +206,7 @@ class BrokerQueueCheck:
                 if lacking is None or queue in lacking
             }
             if not lacking or self._clock.monotonic() >= until:
-                return lacking
+                return lacking, counted_at
             await asyncio.sleep(_RECOUNT_EVERY_S)
 
     async def _count_lacking(self) -> Mapping[SubscriptionId | None, int]:

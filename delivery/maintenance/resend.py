@@ -71,6 +71,15 @@ class ResendScope:
     before: datetime | None = None
 
 
+def queue_scope(queue: SubscriptionId | None, *, before: datetime | None = None) -> ResendScope:
+    """Return the rows of one queue: of a PULL subscription, or (None) of PUSH."""
+    return ResendScope(
+        locations=_PUSH_LOCATIONS if queue is None else _PULL_LOCATIONS,
+        subscription=queue,
+        before=before,
+    )
+
+
 class Resender:
     """Walks over the rows of a scope, and then waits for those that a worker has claimed."""
 
@@ -232,13 +241,7 @@ class BrokerRecovery:
                 "%s holds %d of %d messages for %.0f s: sending its deliveries again",
                 label, depths[queue], before[queue], now_s - since_s,
             )  # fmt: skip
-            if await self._resend(
-                ResendScope(
-                    locations=_PUSH_LOCATIONS if queue is None else _PULL_LOCATIONS,
-                    subscription=queue,
-                ),
-                should_continue,
-            ):
+            if await self._resend(queue_scope(queue), should_continue):
                 del self._short_queues[queue]
 
     async def _resend(self, scope: ResendScope, should_continue: ShouldContinue) -> bool:

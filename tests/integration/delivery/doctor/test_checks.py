@@ -5,6 +5,7 @@ Oracle: after a repair a second check finds nothing, and every unfinished delive
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,101 @@ async def test_an_emptied_broker_is_sent_everything_again(database: str) -> None
             (WorkLocation.PUSH_TO_RELAY, 1)
         ] * 3
         assert await broker_findings(writer, broker) == []
+
+
+async def sent(
+    installation: Installation, subscription: SubscriptionId, count: int
+) -> list[DeliveryTask]:
+    """Return deliveries to pull whose copies the broker has."""
+    copies = []
+    for _ in range(count):
+        copies += await installation.publish(subscription, kind=SubscriptionType.PULL)
+    await installation.queue(*copies)
+    await installation.rows(
+        "UPDATE outbox SET kind = %s WHERE subscription_id = %s",
+        int(WorkLocation.PULL_AT_BROKER), subscription,
+    )  # fmt: skip
+    return copies
+
+
+async def generations(installation: Installation, copies: list[DeliveryTask]) -> list[int]:
+    return [(await installation.delivery(copy))["generation"] for copy in copies]
+
+
+class QuickRelayBroker(MemoryBroker):
+    """Lose its messages, and have them again before the repair ends, as far as the rows say."""
+
+    def __init__(self, installation: Installation) -> None:
+        super().__init__()
+        self._installation = installation
+
+    async def put_sentinel(self) -> None:
+        """Put the mark there, when the relay has sent everything and workers have taken it."""
+        await super().put_sentinel()
+        await self._installation.rows("UPDATE outbox SET kind = kind + 2 WHERE kind IN (2, 3)")
+
+
+async def test_an_emptied_broker_is_sent_nothing_twice(database: str) -> None:
+    async with AsyncExitStack() as stack:
+        installation = await stack.enter_async_context(installed(database, RELAYED))
+        writer = await stack.enter_async_context(
+            LogWriter(database, kind="doctor", broker_mode=RELAYED)
+        )
+        copies = await sent(
+            installation, await installation.subscribe(SubscriptionType.PULL), count=3
+        )
+        broker = QuickRelayBroker(installation)
+        (found,) = await broker_findings(writer, broker, mend=True)
+        assert (found.count, found.repaired) == (3, 3)
+        assert await broker.has_sentinel()
+        assert await broker.depth(None) == 0
+        assert await generations(installation, copies) == [1, 1, 1]
+
+
+class ScriptedDepthsBroker(MemoryBroker):
+    """Answer with given depths, the last of a queue for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depths: dict[SubscriptionId | None, list[int]] = {}
+        self.on_depth: Callable[[], Awaitable[object]] | None = None
+
+    async def depth(self, subscription: SubscriptionId | None) -> int:
+        """Return the next depth."""
+        if self.on_depth is not None:
+            on_depth, self.on_depth = self.on_depth, None
+            await on_depth()
+        depths = self.depths[subscription]
+        return depths.pop(0) if len(depths) > 1 else depths[0]
+
+
+async def test_only_queues_that_lack_messages_are_sent_them_again(database: str) -> None:
+    """A queue that is short by one for a moment, between two readings, lacks nothing.
+
+    Nor does the lacking queue lack what is sent to it after the count.
+    """
+    async with AsyncExitStack() as stack:
+        installation = await stack.enter_async_context(installed(database, RELAYED))
+        writer = await stack.enter_async_context(
+            LogWriter(database, kind="doctor", broker_mode=RELAYED)
+        )
+        lacking, well = [await installation.subscribe(SubscriptionType.PULL) for _ in range(2)]
+        lost, kept = await sent(installation, lacking, 3), await sent(installation, well, 2)
+        later: list[DeliveryTask] = []
+        broker = ScriptedDepthsBroker()
+        await broker.create_queues([lacking, well])
+        await broker.put_sentinel()
+        broker.depths = {lacking: [1], well: [2, 1]}
+
+        async def send_more() -> None:
+            later.extend(await sent(installation, lacking, 1))
+
+        broker.on_depth = send_more
+        (found,) = await broker_findings(writer, broker, mend=True)
+        assert (found.count, found.repaired, list(found.examples)) == (2, 2, [lacking])
+        assert await generations(installation, lost) == [1, 1, 1]
+        assert await generations(installation, kept) == [0, 0]
+        assert await generations(installation, later) == [0]
 
 
 async def test_queues_without_a_subscription_are_deleted(
