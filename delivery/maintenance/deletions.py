@@ -32,11 +32,25 @@ RemoveExternal = Callable[[SubscriptionId], Awaitable[bool]]
 
 
 @dataclass(slots=True)
+class _Walk:
+    """Hold how far a walk over the deliveries has come."""
+
+    is_settled: bool
+    """All publishes that do not know of the deletion were over when it began."""
+    after: str = START
+    seen: int = 0
+    is_clean: bool = True
+    """It has found nothing to cancel or to wait for."""
+
+
+@dataclass(slots=True)
 class _Progress:
     """Hold what this process has done of a job."""
 
     seen_at: datetime
     """When it found the job."""
+    walk: _Walk | None = None
+    """The walk that the last time slice did not end: begun anew, it might not end in a slice."""
     is_walked: bool = False
     is_empty: bool = False
     """No delivery is left, and no more can arrive."""
@@ -118,9 +132,9 @@ class DeleteJob:
             return True  # it went with its room
         if not deleted:
             raise ValueError("the subscription is neither deleted nor terminated")
-        if not self._progress_of(job).is_walked and should_continue():
+        if job.total is None and should_continue():
             await self._job_queue.record_progress(
-                job, done=0, total=await self._queries.count(room, subscription)
+                job, total=await self._queries.count(room, subscription)
             )
         return await self._cancel_all(
             job, room, subscription, should_continue
@@ -179,32 +193,36 @@ class DeleteJob:
         progress = self._progress_of(job)
         if progress.is_empty:
             return True
-        is_settled = job.age_s >= self._settle_s and not await self._job_queue.has_older_publish(
-            progress.seen_at
-        )
-        first = not progress.is_walked
-        after, seen, clean = START, 0, True
+        walk = progress.walk
+        if walk is None:
+            walk = progress.walk = _Walk(is_settled=await self._is_settled(job, progress))
         while True:
             if not should_continue():
                 return False
             page = await self._queries.cancel(
                 room,
                 subscription,
-                after,
+                walk.after,
                 terminated=job.kind == JobKind.TERMINATE_SUBSCRIPTION,
                 limit=self._batch,
             )
             if page.last is None:
                 break
-            after, seen = page.last, seen + page.scanned
-            clean = clean and not page.cancelled and not page.skipped
-            if first:
+            walk.after, walk.seen = page.last, walk.seen + page.scanned
+            walk.is_clean = walk.is_clean and not page.cancelled and not page.skipped
+            if not progress.is_walked:
                 await self._job_queue.record_progress(
-                    job, done=None if subscription is None else seen
+                    job, done=None if subscription is None else walk.seen
                 )
+        progress.walk = None
         progress.is_walked = True
-        progress.is_empty = clean and is_settled
+        progress.is_empty = walk.is_clean and walk.is_settled
         return progress.is_empty
+
+    async def _is_settled(self, job: OpenJob, progress: _Progress) -> bool:
+        return job.age_s >= self._settle_s and not await self._job_queue.has_older_publish(
+            progress.seen_at
+        )
 
     async def _external_removed(
         self,

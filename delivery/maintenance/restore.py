@@ -17,6 +17,7 @@ from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.jobs.restore import ClearQueries, DeliveryRange, RestoreQueries
 from rooms.db.queue.ordering import OrderingQueries
 from rooms.domain.ids import (
+    JobId,
     MessageId,
     RoomId,
     SubscriptionId,
@@ -36,6 +37,8 @@ LOCK_RETRY_S: Final = 0.05
 """Pause between attempts at a locked row; after `MAX_LOCK_TRIES` a restore skips it."""
 ROUND_PAUSE_S: Final = 0.5
 """Pause between two rounds of a clear over deliveries that were under way."""
+_MAX_KEPT: Final = 10_000
+"""Skips whose ordering key is remembered; one that is forgotten begins again with the first key."""
 
 OnQueued = Callable[[SubscriptionId | None], None]
 """Called after a commit that queued work for PUSH (None) or a PULL subscription."""
@@ -118,6 +121,8 @@ class ClearJob:
         self._on_queued = on_queued
         self._batch = batch
         self._round_pause_s = round_pause_s
+        self._last_keys: dict[JobId, bytes] = {}
+        """Of skips: the ordering key at which the last time slice ended."""
 
     def handlers(self) -> Mapping[JobKind, JobHandler]:
         """Return the handler of each kind of job."""
@@ -132,9 +137,10 @@ class ClearJob:
             return False
         # What waited behind a sidelined head is cancelled now, and what was published later comes.
         subscription = SubscriptionId(job.arguments["subscription_id"])
-        after: bytes | None = b""
+        after: bytes | None = self._last_keys.pop(job.id, b"")
         while after is not None:
             if not should_continue():
+                self._keep_key(job.id, after)
                 return False
             queued, after = await self._ordering.skip_old(
                 subscription, after, before=job.created_at, limit=self._batch
@@ -143,6 +149,11 @@ class ClearJob:
                 self._on_queued(None)
                 self._on_queued(subscription)
         return True
+
+    def _keep_key(self, job: JobId, key: bytes) -> None:
+        if len(self._last_keys) >= _MAX_KEPT:  # jobs that were cancelled or failed are among them
+            del self._last_keys[next(iter(self._last_keys))]
+        self._last_keys[job] = key
 
     async def _clear(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         position = job.position
