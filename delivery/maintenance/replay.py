@@ -16,7 +16,9 @@ the wait begins when maintenance first sees the job, and messages up to then are
 may have (times in epoch microseconds, null: no end).
 
 A message that was published for chosen destinations is replayed to another organisation's
-subscription only if it was among them.
+subscription only if it was among them. Nor does such a subscription get what was withdrawn, or, but
+for a backfill, what is not due. These are left out before the filter is evaluated, so that neither
+deliveries nor counts of the job show whether the filter matches them.
 """
 
 import json
@@ -151,7 +153,7 @@ class ReplayRequest:
         """Return whether the job asks for this message."""
         return (
             (self.missing or not past.newer)
-            and not (self.is_foreign and past.for_others)
+            and not (self.is_foreign and (past.for_others or past.hidden))
             and (self.event_types is None or past.event_type in self.event_types)
             and (self.ordering_keys is None or past.ordering_key in self.ordering_keys)
             and (self.entitled is None or any(one.includes(past) for one in self.entitled))
@@ -270,6 +272,8 @@ class ReplayJob:
                 since=request.since,
                 requested_at=job.created_at,
                 with_payload=expression is not None,
+                foreign=request.is_foreign,
+                missing=request.missing,
                 business_keys=request.business_keys,
                 limit=self._batch,
             )

@@ -324,8 +324,10 @@ async def replay(
 ) -> Response[JobAccepted]:
     """Start the job that makes a new delivery of each past message that the subscription matches.
 
-    It may have received a message before. Messages that their publisher withdrew are left out. 409:
-    the subscription waits for approval, or has ended, or there were too many grants since then.
+    It may have received a message before. Messages that their publisher withdrew are left out, and
+    in another organisation's room those that are not due. 409: the subscription waits for approval,
+    or has ended, or there were too many grants since then, or it is suspended in another
+    organisation's room.
     """
     identity = parse_subscription(subscription_id)
     room = room_of(identity)
@@ -355,6 +357,8 @@ async def replay(
         if found.status is SubscriptionStatus.PENDING or found.status in ENDED_STATUSES:
             raise ConflictError(f"it is {found.status}, and receives no messages")
         given["entitled"] = await entitlements(connection, found, _begin(data))
+        if given["entitled"] is not None and found.status is SubscriptionStatus.SUSPENDED:
+            raise ConflictError("it is suspended, and shows nothing of past messages")
         job = await job_records.request_job(
             connection,
             principal.organisation_id,

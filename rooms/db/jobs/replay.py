@@ -39,6 +39,16 @@ SELECT 0, coalesce(sum(n), 0)::int8 FROM unnest(%(business_keys)s::text[]) AS k 
         AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST}
 ) c
 """  # noqa: S608 - constants of this package
+_WITHDRAWN: Final = f"""EXISTS (
+            SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
+                AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
+                AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
+                AND d.state = '{State.CANCELLED}' AND d.reason = 'withdrawn' OFFSET 0
+        )"""
+# Another organisation may not learn, by its filter, what is in a message that was withdrawn or is
+# not due. A backfill gives it what is not due, because no publish did.
+_HIDDEN: Final = f"""CASE WHEN %(foreign)s::bool THEN
+        (NOT %(missing)s::bool AND m.due_at > now()) IS TRUE OR {_WITHDRAWN} ELSE false END"""
 _PAGE: Final = f"""
 (SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
     CASE WHEN %(whole)s::bool THEN m.headers END, CASE WHEN %(whole)s::bool THEN m.payload END,
@@ -47,10 +57,10 @@ _PAGE: Final = f"""
         SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id AND d.subscription_id = %(subscription)s::uuid
             AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
             AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
-    ) ELSE false END
+    ) ELSE false END, {_HIDDEN}
 FROM messages m
 WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST} ORDER BY m.id LIMIT %(limit)s::int4)
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 # The first messages of each key, by the index of business keys, and the first of all of them.
 _PAGE_BUSINESS_KEYS: Final = _PAGE.replace(
@@ -99,12 +109,7 @@ WITH {open_job}, s AS MATERIALIZED (
 ), m AS MATERIALIZED (
     SELECT v.id AS delivery_id, m.room_id, m.id, m.event_type, m.event_version, m.priority, m.correlation_id,
         greatest(m.due_at, now()) AS due, CASE WHEN m.until <= now() THEN now() + (SELECT life FROM s) ELSE m.until END AS expires_at,
-        CASE WHEN m.until <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN EXISTS (
-            SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
-                AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
-                AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
-                AND d.state = '{cancelled}' AND d.reason = 'withdrawn' OFFSET 0
-        ) THEN 'withdrawn' WHEN %(missing)s::bool AND EXISTS (
+        CASE WHEN m.until <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN {withdrawn} THEN 'withdrawn' WHEN %(missing)s::bool AND EXISTS (
             SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
                 AND d.subscription_id = %(subscription)s::uuid
                 AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
@@ -148,7 +153,7 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM progress), (SELECT type F
 _INSERT: Final = _INSERT_TEMPLATE.format(
     open_job=OPEN_JOB,
     room_lifetime_ms=ROOM_LIFETIME_MS,
-    cancelled=State.CANCELLED,
+    withdrawn=_WITHDRAWN,
     queued=State.QUEUED,
     scheduled=State.SCHEDULED,
     replayed=LogKind.REPLAYED,
@@ -170,6 +175,7 @@ class PastMessage:
 
     `for_others`: published for destinations that do not include the subscription. A message that
     was made again from a broker's copy names none, so it is for those that had it.
+    `hidden`: another organisation's subscription may not see it, as it was withdrawn or is not due.
     `headers` and `payload` are JSON, None if they were not asked for.
     """
 
@@ -183,6 +189,7 @@ class PastMessage:
     payload: bytes | None
     published_us: int = 0
     for_others: bool = False
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,13 +268,16 @@ class ReplayQueries:
         *,
         requested_at: datetime,
         with_payload: bool,
+        foreign: bool = False,
+        missing: bool = False,
         since: datetime | None = None,
         business_keys: Collection[str] = (),
         limit: int = BATCH,
     ) -> Sequence[PastMessage]:
         """Return the next messages between two ids, of the room of a subscription.
 
-        They have headers and payload, if `with_payload`. `since`: only those that were published
+        `foreign`: mark those that another organisation's subscription may not see, with `missing`
+        only what was withdrawn. They have headers and payload, if `with_payload`. `since`: only those that were published
         then or later; `business_keys`: only those with one of them.
         """
         parameters = {
@@ -278,6 +288,8 @@ class ReplayQueries:
             "since": since,
             "asked_at": requested_at,
             "whole": with_payload,
+            "foreign": foreign,
+            "missing": missing,
             "limit": limit,
         }
         if business_keys:

@@ -1,0 +1,116 @@
+"""Replays in another organisation's room: they show nothing that the subscriber may not see."""
+
+from typing import Any
+
+import pytest
+
+from delivery.maintenance import replay
+from tests.integration.delivery.maintenance.test_replay import jobs_of
+from tests.integration.delivery.maintenance.test_service import always
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import (
+    Member,
+    accepted,
+    act,
+    approve,
+    change,
+    member,
+    pulled,
+    shared_room,
+    subscribe,
+)
+
+LONG_AGO = "2020-01-01T00:00:00Z"
+MATCHES = "payload.secret in ['a', 'public']"
+OTHER = "payload.secret in ['b', 'public']"
+
+
+async def approved(
+    api: Api, owner: Member, subscriber: Member, **fields: Any
+) -> tuple[int, dict[str, Any]]:
+    """Return a room, and the subscription of another organisation that its owner approved."""
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    made = await subscribe(api, subscriber, room, **fields)
+    await approve(api, owner, made["id"])
+    return room, made
+
+
+async def withdrawn(api: Api, owner: Member, room: int, **fields: Any) -> str:
+    message = await accepted(api, owner.key, room, **fields)
+    answer = await api.call("DELETE", f"/messages/{message}", owner.key)
+    assert answer.status_code == 200, answer.text
+    return message
+
+
+async def replayed(api: Api, who: Member, subscription: str) -> tuple[Any, ...]:
+    """Replay everything; return what the job and the deliveries show."""
+    answer = await act(api, who, subscription, "replay", since=LONG_AGO)
+    assert answer.status_code == 202, answer.text
+    await jobs_of(api.services.writer).run(always)
+    job = (await api.call("GET", f"/jobs/{answer.json()['job_id']}", who.key)).json()
+    assert job["state"] == "done", job
+    given = await pulled(api, who, subscription)
+    listed = await api.call("GET", f"/subscriptions/{subscription}/deliveries?limit=200", who.key)
+    messages = {(one["message_id"], one["state"]) for one in listed.json()["items"]}
+    return job["done"], job["total"], job["result"], given, messages
+
+
+async def test_a_replay_does_not_show_what_a_filter_finds_in_a_hidden_message(api: Api) -> None:
+    """Replay with a filter that matches a withdrawn and a delayed message, and with another."""
+    owner, subscriber = await member(api), await member(api)
+    room, made = await approved(api, owner, subscriber, filter="payload.secret == 'public'")
+    await subscribe(api, owner, room, "own")
+    public = await accepted(api, owner.key, room, payload={"secret": "public"})
+    await withdrawn(api, owner, room, payload={"secret": "a"})
+    await accepted(api, owner.key, room, payload={"secret": "a"}, delay_ms=3_600_000)
+    assert await pulled(api, subscriber, made["id"]) == [public]
+    shown = []
+    for expression in (MATCHES, OTHER):
+        answer = await change(api, subscriber, made["id"], filter=expression)
+        assert answer.status_code == 200, answer.text
+        shown.append(await replayed(api, subscriber, made["id"]))
+    assert shown[0] == shown[1]
+    assert shown[0] == (1, 1, {"replayed": 1}, [public], {(public, "delivered")})
+
+
+async def test_a_delayed_message_is_replayed_once_it_is_due(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room, made = await approved(api, owner, subscriber, filter="payload.secret == 'public'")
+    delayed = await accepted(api, owner.key, room, payload={"secret": "a"}, delay_ms=3_600_000)
+    await change(api, subscriber, made["id"], filter=MATCHES)
+    assert (await replayed(api, subscriber, made["id"]))[3] == []
+    await api.sql("UPDATE messages SET due_at = now() - interval '1 s'")
+    assert (await replayed(api, subscriber, made["id"]))[3] == [delayed]
+
+
+async def test_a_backfill_shows_nothing_of_withdrawn_messages_and_gives_delayed_ones(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a delayed message comes, since no publish has given it to the subscription."""
+    monkeypatch.setattr(replay, "BACKFILL_AFTER_S", 0.0)
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    await subscribe(api, owner, room, "own")
+    made = await subscribe(api, subscriber, room, backfill=True, filter=MATCHES)
+    await withdrawn(api, owner, room, payload={"secret": "a"})
+    delayed = await accepted(api, owner.key, room, payload={"secret": "a"}, delay_ms=3_600_000)
+    await approve(api, owner, made["id"])
+    await jobs_of(api.services.writer).run(always)
+    (job,) = (await api.call("GET", "/jobs", subscriber.key)).json()["items"]
+    assert (job["state"], job["done"], job["result"]) == ("done", 1, {"replayed": 1})
+    given = await api.sql(
+        "SELECT message_id::text FROM deliveries WHERE subscription_id = %s", made["id"]
+    )
+    assert given == [(delayed,)]
+
+
+async def test_a_suspended_subscription_replays_nothing(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    _, made = await approved(api, owner, subscriber)
+    assert (await act(api, owner, made["id"], "suspend")).status_code == 200
+    answer = await act(api, subscriber, made["id"], "replay", since=LONG_AGO)
+    assert answer.status_code == 409, answer.text
+    assert "suspended" in answer.json()["detail"]
+    assert (await act(api, owner, made["id"], "reinstate")).status_code == 200
+    answer = await act(api, subscriber, made["id"], "replay", since=LONG_AGO)
+    assert answer.status_code == 202, answer.text
