@@ -264,31 +264,42 @@ class ReplayJob:
     ) -> bool:
         position = job.position
         while should_continue():
-            interests, expression = await self._queries.interests(request.subscription)
-            page = await self._queries.page(
-                request.subscription,
-                request.after if position is None else position["after"],
-                request.until,
-                since=request.since,
-                requested_at=job.created_at,
-                with_payload=expression is not None,
-                foreign=request.is_foreign,
-                missing=request.missing,
-                business_keys=request.business_keys,
-                limit=self._batch,
-            )
-            possible = [past for past in page if request.matches(past)]
-            wanted = await wanted_messages(possible, interests, expression, self._sandbox)
-            for part in _split_page(page, wanted, limiter.batch_size(self._batch)):
+            after = request.after if position is None else position["after"]
+            parts, end = await self._next_parts(job, request, after, limiter)
+            for part in parts:
                 if not await sleep_unless_stopped(limiter.delay_s(), should_continue):
                     return False
                 limiter.take(part.count)
                 if not await self._insert(job.id, position, request, part):
                     return False
                 position = {"after": part.last}
-            if len(page) < self._batch:
+            if end:
                 return True
         return False
+
+    async def _next_parts(
+        self, job: OpenJob, request: ReplayRequest, after: str, limiter: RateLimiter
+    ) -> tuple[Sequence["_PagePart"], bool]:
+        """Return what is wanted of the next page, and whether it is the last page.
+
+        Payloads are dropped here: a job may wait for its rate for long.
+        """
+        interests, expression = await self._queries.interests(request.subscription)
+        page = await self._queries.page(
+            request.subscription,
+            after,
+            request.until,
+            since=request.since,
+            requested_at=job.created_at,
+            with_payload=expression is not None,
+            foreign=request.is_foreign,
+            missing=request.missing,
+            business_keys=request.business_keys,
+            limit=self._batch,
+        )
+        possible = [past for past in page.messages if request.matches(past)]
+        wanted = await wanted_messages(possible, interests, expression, self._sandbox)
+        return _split_page(page.messages, wanted, limiter.batch_size(self._batch)), page.end
 
     async def _insert(
         self,

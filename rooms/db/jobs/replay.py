@@ -23,6 +23,8 @@ from rooms.domain.state_machine import LogKind, State
 from rooms.domain.work_location import SCHEDULED, TO_RELAY
 
 BATCH: Final = 200
+PAGE_BYTES: Final = 4 * 1024 * 1024
+"""A page has no more headers and payloads than this, except for a single larger message."""
 
 # Messages are found by their ids. An id was drawn before its message was published, by the clock of
 # another machine, so the time is compared too, by an expression that matches no index. Messages
@@ -49,31 +51,42 @@ _WITHDRAWN: Final = f"""EXISTS (
 # not due. A backfill gives it what is not due, because no publish did.
 _HIDDEN: Final = f"""CASE WHEN %(foreign)s::bool THEN
         (NOT %(missing)s::bool AND m.due_at > now()) IS TRUE OR {_WITHDRAWN} ELSE false END"""
-_PAGE: Final = f"""
+# A message that another organisation may not see is not read whole. The last row says whether there
+# are no more messages, as a page with few of them may have many bytes.
+_PAGE_TEMPLATE: Final = f"""
+WITH picked AS MATERIALIZED (
+    SELECT m.*, NOT %(whole)s::bool OR coalesce(sum(coalesce(octet_length(m.headers), 0) + octet_length(m.payload)) OVER (
+        ORDER BY m.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(bytes)s::int8 AS fits
+    FROM (
+        SELECT m.* FROM {{source}} WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST}
+        ORDER BY m.id LIMIT %(limit)s::int4
+    ) m
+), page AS MATERIALIZED (
+    SELECT m.*, {_HIDDEN} AS hidden FROM picked m WHERE m.fits
+)
 (SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
-    CASE WHEN %(whole)s::bool THEN m.headers END, CASE WHEN %(whole)s::bool THEN m.payload END,
+    CASE WHEN %(whole)s::bool AND NOT m.hidden THEN m.headers END, CASE WHEN %(whole)s::bool AND NOT m.hidden THEN m.payload END,
     (extract(epoch FROM m.published_at) * 1000000)::int8,
     CASE WHEN m.directed OR m.publisher_id IS NULL THEN NOT EXISTS (
         SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id AND d.subscription_id = %(subscription)s::uuid
             AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
             AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
-    ) ELSE false END, {_HIDDEN}
-FROM messages m
-WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST} ORDER BY m.id LIMIT %(limit)s::int4)
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+    ) ELSE false END, m.hidden, NULL
+FROM page m ORDER BY m.id)
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    (SELECT count(*) < %(limit)s::int4 AND coalesce(bool_and(fits), true) FROM picked)
 """  # noqa: S608 - constants of this package
+_PAGE: Final = _PAGE_TEMPLATE.format(source="messages m")
 # The first messages of each key, by the index of business keys, and the first of all of them.
-_PAGE_BUSINESS_KEYS: Final = _PAGE.replace(
-    "FROM messages m\nWHERE m.room_id = %(room)s::int4 AND",
-    f"""FROM (
-    SELECT n.id FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
-        SELECT m.id FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
-            AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST} ORDER BY m.id LIMIT %(limit)s::int4
-    ) n ORDER BY n.id LIMIT %(limit)s::int4
-) f CROSS JOIN LATERAL (
-    SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = f.id LIMIT 1
-) m
-WHERE m.room_id = %(room)s::int4 AND""",  # noqa: S608 - constants of this package
+_PAGE_BUSINESS_KEYS: Final = _PAGE_TEMPLATE.format(
+    source=f"""(
+            SELECT n.id FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
+                SELECT m.id FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
+                    AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST} ORDER BY m.id LIMIT %(limit)s::int4
+            ) n ORDER BY n.id LIMIT %(limit)s::int4
+        ) f CROSS JOIN LATERAL (
+            SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = f.id LIMIT 1
+        ) m"""  # noqa: S608 - constants of this package
 )
 
 _INTERESTS: Final = """
@@ -193,6 +206,14 @@ class PastMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPage:
+    """List the next messages of a walk; `end`: there are no more."""
+
+    messages: Sequence[PastMessage]
+    end: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayBatch:
     """List messages to deliver, each with the id of its delivery.
 
@@ -273,7 +294,7 @@ class ReplayQueries:
         since: datetime | None = None,
         business_keys: Collection[str] = (),
         limit: int = BATCH,
-    ) -> Sequence[PastMessage]:
+    ) -> ReplayPage:
         """Return the next messages between two ids, of the room of a subscription.
 
         `foreign`: mark those that another organisation's subscription may not see, with `missing`
@@ -291,11 +312,13 @@ class ReplayQueries:
             "foreign": foreign,
             "missing": missing,
             "limit": limit,
+            "bytes": PAGE_BYTES,
         }
         if business_keys:
             parameters["business_keys"] = text_array(sorted(business_keys))
         statement = _PAGE_BUSINESS_KEYS if business_keys else _PAGE
-        return [PastMessage(*row) for row in await self._writer.run(statement, parameters)]
+        *found, (*_, end) = await self._writer.run(statement, parameters)
+        return ReplayPage(messages=[PastMessage(*row[:-1]) for row in found], end=end)
 
     async def insert(
         self,
