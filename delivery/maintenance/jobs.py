@@ -2,9 +2,10 @@
 
 Each job has an exclusion key, and jobs of one key run one after another, the oldest first. So a
 deletion, restore or shovel of a subscription or room waits only for earlier jobs on the same
-object. When all slots are taken, jobs run in time slices: one that has used its slice yields to one
-that waits. Organisations get the same number of slots, so many jobs of one do not delay those of
-others. A cancelled job is no longer open: it stops before its next step.
+object. Clears of subscriptions share the key of their room: they run beside each other, but not
+beside a restore of the room. When all slots are taken, jobs run in time slices: one that has used
+its slice yields to one that waits. Organisations get the same number of slots, so many jobs of one
+do not delay those of others. A cancelled job is no longer open: it stops before its next step.
 """
 
 import asyncio
@@ -35,13 +36,15 @@ JobHandler = Callable[[OpenJob, ShouldContinue], Awaitable[bool]]
 
 _SERIAL_KINDS: Final = frozenset({JobKind.RESTORE, JobKind.CLEAR_ROOM})
 """Kinds that undo each other: those of one room run in the order of their creation."""
+_SHARING_KINDS: Final = frozenset({JobKind.CLEAR_SUBSCRIPTION, JobKind.SKIP_TO_NOW})
+"""Kinds that a restore undoes, but not another of them: the room may have many subscribers."""
 
 
 def exclusion_key(job: OpenJob) -> Hashable:
     """Return the key that only one running job may have: its kind and the object it works on."""
     arguments = job.arguments
     if job.kind in _SERIAL_KINDS:
-        return "deliveries", arguments.get("room_id")
+        return _room_key(job)
     return job.kind, next(
         (
             arguments[key]
@@ -50,6 +53,28 @@ def exclusion_key(job: OpenJob) -> Hashable:
         ),
         None,
     )
+
+
+def _room_key(job: OpenJob) -> Hashable:
+    return "deliveries", job.arguments.get("room_id")
+
+
+@dataclass(slots=True)
+class _TakenKeys:
+    """The keys of older jobs: a later one of them must not overtake one that waits."""
+
+    own: set[Hashable] = field(default_factory=set)
+    shared: set[Hashable] = field(default_factory=set)
+
+    def take(self, job: OpenJob) -> bool:
+        """Add the keys of a job; return whether it has to wait for none before it."""
+        key, shares = exclusion_key(job), job.kind in _SHARING_KINDS
+        is_free = key not in self.own and key not in self.shared
+        self.own.add(key)
+        if shares:
+            is_free = is_free and _room_key(job) not in self.own
+            self.shared.add(_room_key(job))
+        return is_free
 
 
 def _now_s() -> float:
@@ -133,15 +158,14 @@ class JobRunner:
         """
         running = {job.id for job in state.running.values()}
         # A cancelled job has its key until it has noticed.
-        taken_keys = {
-            exclusion_key(job) for job in state.running.values() if job.id not in state.open_ids
-        }
+        taken = _TakenKeys()
+        for job in state.running.values():
+            if job.id not in state.open_ids:
+                taken.take(job)
         ready = []
         for job in open_jobs:
-            key = exclusion_key(job)
-            if key in taken_keys:
+            if not taken.take(job):
                 continue
-            taken_keys.add(key)
             if job.id not in running and state.paused_until.get(job.id, 0.0) <= _now_s():
                 ready.append(job)
         free = self._max_concurrent - len(running)

@@ -73,7 +73,13 @@ async def comes(condition: Callable[[], bool]) -> None:
 
 
 def jobs_of(writer: LogWriter, work: JobHandler, **settings: Any) -> JobRunner:
-    kinds = (JobKind.REPLAY, JobKind.RESTORE, JobKind.CLEAR_ROOM)
+    kinds = (
+        JobKind.REPLAY,
+        JobKind.RESTORE,
+        JobKind.CLEAR_ROOM,
+        JobKind.CLEAR_SUBSCRIPTION,
+        JobKind.SKIP_TO_NOW,
+    )
     return JobRunner(JobQueue(writer), dict.fromkeys(kinds, work), poll_s=0.01, **settings)
 
 
@@ -99,11 +105,27 @@ async def test_a_slow_job_delays_only_jobs_of_its_key(
     } == {"done"}
 
 
+@pytest.mark.parametrize(
+    ("kinds", "subscription"),
+    [
+        (("clear_room", "restore"), None),
+        (("clear_subscription", "restore"), "a"),
+        (("restore", "clear_subscription"), "a"),
+        (("skip_to_now", "restore"), "a"),
+        (("restore", "skip_to_now"), "a"),
+    ],
+)
 async def test_restores_and_clears_of_a_room_wait_for_each_other(
-    installation: Installation, writer: LogWriter
+    installation: Installation,
+    writer: LogWriter,
+    kinds: tuple[str, str],
+    subscription: str | None,
 ) -> None:
-    first = await ask(installation, "clear_room", room_id=7)
-    second = await ask(installation, "restore", room_id=7)
+    of: dict[str, Any] = {} if subscription is None else {"subscription_id": subscription}
+    first, second = [
+        await ask(installation, kind, room_id=7, **({} if kind == "restore" else of))
+        for kind in kinds
+    ]
     elsewhere = await ask(installation, "restore", room_id=8)
     doing = Doing()
     released = doing.hold(first)
@@ -112,6 +134,24 @@ async def test_restores_and_clears_of_a_room_wait_for_each_other(
     released.set()
     await asyncio.wait_for(running, PATIENCE_S)
     assert doing.over == [elsewhere, first, second]
+
+
+async def test_clears_of_several_subscriptions_delay_only_restores(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """Check that no later clear overtakes a restore that waits, as it could wait for ever."""
+    slow = await ask(installation, "clear_subscription", room_id=7, subscription_id="a")
+    beside = await ask(installation, "clear_subscription", room_id=7, subscription_id="b")
+    restore = await ask(installation, "restore", room_id=7)
+    later = await ask(installation, "skip_to_now", room_id=7, subscription_id="c")
+    elsewhere = await ask(installation, "skip_to_now", room_id=8, subscription_id="d")
+    doing = Doing()
+    released = doing.hold(slow)
+    running = await runs(jobs_of(writer, doing))
+    await comes(lambda: set(doing.over) == {beside, elsewhere})
+    released.set()
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert doing.over[2:] == [slow, restore, later]
 
 
 async def test_every_job_gets_a_slice_where_slots_are_few(
