@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from delivery.maintenance.export_wait import ExportWait
+from delivery.maintenance.job_totals import JobTotals
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
 from delivery.maintenance.usage import CountUsage
@@ -79,6 +80,7 @@ class DeleteJob:
         it must every destination in use.
         """
         self._job_queue = job_queue
+        self._totals = JobTotals(job_queue)
         self._queries = queries
         self._remove_external = remove_external
         self._count_usage = count_usage
@@ -132,10 +134,9 @@ class DeleteJob:
             return True  # it went with its room
         if not deleted:
             raise ValueError("the subscription is neither deleted nor terminated")
-        if job.total is None and should_continue():
-            await self._job_queue.record_progress(
-                job, total=await self._queries.count(room, subscription)
-            )
+        await self._totals.record(
+            job, lambda: self._queries.count(room, subscription), should_continue
+        )
         return await self._cancel_all(
             job, room, subscription, should_continue
         ) and await self._external_removed(job, [subscription], should_continue)
@@ -167,10 +168,8 @@ class DeleteJob:
         self, job: OpenJob, room: RoomId, should_continue: ShouldContinue
     ) -> bool:
         """Delete the room's rows in every table; return whether all are deleted."""
-        done, total = job.done, job.total
-        if total is None and should_continue():
-            total = await self._queries.count(room, None)
-            await self._job_queue.record_progress(job, total=total)
+        done = job.done
+        await self._totals.record(job, lambda: self._queries.count(room, None), should_continue)
         for table, start in self._queries.tables():
             after: str | None = start
             while after is not None:

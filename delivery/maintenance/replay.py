@@ -28,6 +28,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from delivery.maintenance.job_rates import JobRateLimiters
+from delivery.maintenance.job_totals import JobTotals
 from delivery.maintenance.jobs import JobHandler, sleep_unless_stopped
 from delivery.maintenance.restore import SKEW, OnQueued
 from delivery.maintenance.task import ShouldContinue
@@ -217,6 +218,7 @@ class ReplayJob:
         self._on_queued = on_queued
         self._batch = batch
         self._rate_limiters = JobRateLimiters(clock.monotonic)
+        self._totals = JobTotals(job_queue)
         self._first_seen: dict[JobId, tuple[float, datetime]] = {}
         """By this process's monotonic clock, and by PostgreSQL's."""
 
@@ -237,16 +239,17 @@ class ReplayJob:
         ):
             return False
         request = ReplayRequest.parse(job.arguments, seen_at if is_missing else job.created_at)
-        if job.total is None and not request.is_foreign and should_continue():
-            await self._job_queue.record_progress(
+        if not request.is_foreign:
+            await self._totals.record(
                 job,
-                total=await self._queries.count(
+                lambda: self._queries.count(
                     request.room,
                     request.after,
                     request.until,
                     since=request.since,
                     business_keys=request.business_keys,
                 ),
+                should_continue,
             )
         limiter = self._rate_limiters.get(job.id, request.rate_per_s)
         done = await self._walk(job, request, limiter, should_continue)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from delivery.maintenance.job_totals import JobTotals
 from delivery.maintenance.jobs import JobHandler, sleep_unless_stopped
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.jobs import restore
@@ -56,7 +57,7 @@ class RestoreJob:
         batch: int = restore.BATCH,
         max_lock_tries: int = MAX_LOCK_TRIES,
     ) -> None:
-        self._job_queue = job_queue
+        self._totals = JobTotals(job_queue)
         self._queries = queries
         self._on_queued = on_queued
         self._batch = batch
@@ -70,8 +71,7 @@ class RestoreJob:
         arguments, position, tries = job.arguments, job.position, 0
         states = frozenset(State(state) for state in arguments["states"])
         full_range = _range_of(arguments, job.created_at)
-        if job.total is None and should_continue():
-            await self._job_queue.record_progress(job, total=await self._queries.count(full_range))
+        await self._totals.record(job, lambda: self._queries.count(full_range), should_continue)
         while should_continue():
             remaining = _remaining(full_range, position)
             page = await self._queries.restore_page(
@@ -114,7 +114,7 @@ class ClearJob:
         batch: int = restore.BATCH,
         round_pause_s: float = ROUND_PAUSE_S,
     ) -> None:
-        self._job_queue = job_queue
+        self._totals = JobTotals(job_queue)
         self._queries = queries
         self._restore_queries = restore_queries
         self._ordering = ordering
@@ -137,7 +137,7 @@ class ClearJob:
             return False
         # What waited behind a sidelined head is cancelled now, and what was published later comes.
         subscription = SubscriptionId(job.arguments["subscription_id"])
-        after: bytes | None = self._last_keys.pop(job.id, b"")
+        after: bytes | None = self._last_keys.get(job.id, b"")
         while after is not None:
             if not should_continue():
                 self._keep_key(job.id, after)
@@ -148,9 +148,11 @@ class ClearJob:
             if queued:
                 self._on_queued(None)
                 self._on_queued(subscription)
+        self._last_keys.pop(job.id, None)
         return True
 
     def _keep_key(self, job: JobId, key: bytes) -> None:
+        self._last_keys.pop(job, None)
         if len(self._last_keys) >= _MAX_KEPT:  # jobs that were cancelled or failed are among them
             del self._last_keys[next(iter(self._last_keys))]
         self._last_keys[job] = key
@@ -158,10 +160,9 @@ class ClearJob:
     async def _clear(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         position = job.position
         full_range = _range_of(job.arguments, job.created_at)
-        if job.total is None and should_continue():
-            await self._job_queue.record_progress(
-                job, total=await self._restore_queries.count(full_range)
-            )
+        await self._totals.record(
+            job, lambda: self._restore_queries.count(full_range), should_continue
+        )
         while should_continue():
             remaining = _remaining(full_range, position)
             step = await self._queries.clear_page(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rooms.db.jobs.counts import count_bounded
 from rooms.db.queue.expire import termination_statement
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import RoomId, SubscriptionId, first_id
@@ -45,12 +46,16 @@ _CANCEL_SUBSCRIPTION: Final = _cancel(_OF_SUBSCRIPTION)
 _CANCEL_TERMINATED: Final = _cancel(_OF_SUBSCRIPTION, Reason.SUBSCRIPTION_TERMINATED)
 
 _COUNT_DELIVERIES: Final = """
-SELECT 0, count(*) FROM deliveries WHERE room_id = %(room)s AND subscription_id = %(subscription)s::uuid
+SELECT 0, count(*) FROM (
+    SELECT FROM deliveries WHERE room_id = %(room)s AND subscription_id = %(subscription)s::uuid LIMIT %(most)s::int4
+) c
 """
 _COUNT_ROOM: Final = """
-SELECT 0, (SELECT count(*) FROM deliveries WHERE room_id = %(room)s)
-    + (SELECT count(*) FROM log_entries WHERE room_id = %(room)s)
-    + (SELECT count(*) FROM messages WHERE room_id = %(room)s)
+SELECT 0, count(*) FROM (
+    SELECT FROM deliveries WHERE room_id = %(room)s
+    UNION ALL SELECT FROM log_entries WHERE room_id = %(room)s
+    UNION ALL SELECT FROM messages WHERE room_id = %(room)s LIMIT %(most)s::int4
+) c
 """
 _STATUS: Final = """
 SELECT 0, (SELECT status FROM subscriptions WHERE room_id = %(room)s AND id = %(subscription)s::uuid)
@@ -213,11 +218,14 @@ class DeleteQueries:
             SubscriptionId(row[0]) for row in await self._writer.run(_SUBSCRIPTIONS, {"room": room})
         ]
 
-    async def count(self, room: RoomId, subscription: SubscriptionId | None) -> int:
-        """Count the deliveries of a subscription, or (None) all rows of a room that grow."""
+    async def count(self, room: RoomId, subscription: SubscriptionId | None) -> int | None:
+        """Count the deliveries of a subscription, or (None) all rows of a room that grow.
+
+        None: there are too many.
+        """
         statement = _COUNT_ROOM if subscription is None else _COUNT_DELIVERIES
-        rows = await self._writer.run(statement, {"room": room, "subscription": subscription})
-        return int(rows[0][0])
+        parameters = {"room": room, "subscription": subscription}
+        return await count_bounded(self._writer, statement, parameters)
 
     async def cancel(
         self,

@@ -291,7 +291,7 @@ SELECT 0, j.kind FROM (SELECT 0) one LEFT JOIN (
 _UPDATE: Final = """
 WITH j AS (
     UPDATE jobs SET state = CASE state WHEN 'cancelled' THEN state ELSE %(state)s::text END,
-        done = coalesce(%(done)s::int8, done), total = coalesce(%(total)s::int8, total), error = %(error)s::text,
+        done = coalesce(%(done)s::int8, done), total = coalesce(%(total)s::int8, total, CASE WHEN %(state)s::text = 'done' THEN nullif(done, 0) END), error = %(error)s::text,
         updated_at = now(), result = coalesce(%(result)s::jsonb, result),
         finished_at = CASE WHEN state = 'cancelled' OR %(state)s::text IN ('done', 'failed') THEN now() END
     WHERE id = %(id)s::uuid AND (state IN ('queued', 'running') OR state = 'cancelled' AND %(state)s::text = 'running')
@@ -421,7 +421,7 @@ class JobQueue:
         await self._update(job, JobState.RUNNING, done=done, total=total, result=result)
 
     async def finish_job(self, job: OpenJob) -> None:
-        """Record that the job is done."""
+        """Record that the job is done; a total that was not counted is what it did."""
         await self._update(job, JobState.DONE)
 
     async def snooze_job(self, job: OpenJob, seconds: float) -> None:
@@ -468,7 +468,7 @@ it.
 
 _PROGRESS_CTE: Final = """progress AS (
     UPDATE jobs j SET state = 'running', updated_at = now(), position = {position}, done = j.done + {done},
-        total = greatest(j.total, j.done + {done}), result = coalesce(j.result, '{{}}') || coalesce((
+        total = CASE WHEN j.total IS NOT NULL THEN greatest(j.total, j.done + {done}) END, result = coalesce(j.result, '{{}}') || coalesce((
             SELECT jsonb_object_agg(c.what, c.n + coalesce((j.result ->> c.what)::int8, 0)) FROM ({counts}) c
         ), '{{}}')
     WHERE j.id = %(job)s::uuid AND EXISTS (SELECT FROM open_job) RETURNING j.position

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from rooms.db.catalog.subscriptions import interests_from_json, subscription_not_found
+from rooms.db.jobs.counts import count_bounded
 from rooms.db.jobs.jobs import OPEN_JOB, position_json, progress_cte
 from rooms.db.operational.messages import IS_OPERATIONAL
 from rooms.db.pg_arrays import text_array, word_array
@@ -32,13 +33,17 @@ PAGE_BYTES: Final = 4 * 1024 * 1024
 _IS_PAST: Final = f"""(m.published_at >= coalesce(%(since)s::timestamptz, '-infinity')) IS TRUE
     AND NOT ({IS_OPERATIONAL})"""
 _COUNT: Final = f"""
-SELECT 0, count(*) FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
-    AND {_IS_PAST}
+SELECT 0, count(*) FROM (
+    SELECT FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid
+        AND {_IS_PAST} LIMIT %(most)s::int4
+) c
 """  # noqa: S608 - constants of this package
 _COUNT_BUSINESS_KEYS: Final = f"""
-SELECT 0, coalesce(sum(n), 0)::int8 FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
-    SELECT count(*) AS n FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
-        AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST}
+SELECT 0, count(*) FROM (
+    SELECT FROM unnest(%(business_keys)s::text[]) AS k (key) CROSS JOIN LATERAL (
+        SELECT FROM messages m WHERE m.business_key = k.key AND m.room_id = %(room)s::int4
+            AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST} LIMIT %(most)s::int4
+    ) n LIMIT %(most)s::int4
 ) c
 """  # noqa: S608 - constants of this package
 _WITHDRAWN: Final = f"""EXISTS (
@@ -255,16 +260,16 @@ class ReplayQueries:
         *,
         since: datetime | None = None,
         business_keys: Collection[str] = (),
-    ) -> int:
+    ) -> int | None:
         """Count the messages between two ids, or those of them with one of these business keys.
 
-        `since`: only those that were published then or later.
+        None: there are too many. `since`: only those that were published then or later.
         """
         parameters: dict[str, Any] = {"room": room, "after": after, "until": until, "since": since}
         if business_keys:
             parameters["business_keys"] = text_array(sorted(business_keys))
         statement = _COUNT_BUSINESS_KEYS if business_keys else _COUNT
-        return int((await self._writer.run(statement, parameters))[0][0])
+        return await count_bounded(self._writer, statement, parameters)
 
     async def interests(
         self, subscription: SubscriptionId

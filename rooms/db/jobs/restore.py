@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from rooms.db.jobs.counts import count_bounded
 from rooms.db.jobs.jobs import OPEN_JOB, position_json, progress_cte
 from rooms.db.pg_arrays import word_array
 from rooms.db.queue.expire import termination_statement
@@ -163,12 +164,16 @@ _RESTORE_ROOM: Final = _restore_statement()
 _RESTORE_MESSAGE: Final = _restore_statement("AND d.message_id = %(message)s::uuid")
 
 _COUNT: Final = """
-SELECT 0, count(*) FROM deliveries d WHERE d.room_id = %(room)s::int4 AND d.id > %(after)s::uuid AND d.id < %(until)s::uuid
-    AND (%(message)s::uuid IS NULL OR d.message_id = %(message)s::uuid)
+SELECT 0, count(*) FROM (
+    SELECT FROM deliveries d WHERE d.room_id = %(room)s::int4 AND d.id > %(after)s::uuid AND d.id < %(until)s::uuid
+        AND (%(message)s::uuid IS NULL OR d.message_id = %(message)s::uuid) LIMIT %(most)s::int4
+) c
 """
 _COUNT_SUBSCRIPTION: Final = """
-SELECT 0, count(*) FROM deliveries d WHERE d.subscription_id = %(subscription)s::uuid AND d.room_id = %(room)s::int4
-    AND d.id > %(after)s::uuid AND d.id < %(until)s::uuid
+SELECT 0, count(*) FROM (
+    SELECT FROM deliveries d WHERE d.subscription_id = %(subscription)s::uuid AND d.room_id = %(room)s::int4
+        AND d.id > %(after)s::uuid AND d.id < %(until)s::uuid LIMIT %(most)s::int4
+) c
 """
 
 
@@ -209,8 +214,8 @@ class RestoreQueries:
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
 
-    async def count(self, within: DeliveryRange) -> int:
-        """Count the deliveries to read."""
+    async def count(self, within: DeliveryRange) -> int | None:
+        """Count the deliveries to read; None: there are too many."""
         parameters = {
             "room": within.room,
             "after": within.after,
@@ -219,7 +224,7 @@ class RestoreQueries:
             "subscription": within.subscription,
         }
         statement = _COUNT if within.subscription is None else _COUNT_SUBSCRIPTION
-        return int((await self._writer.run(statement, parameters))[0][0])
+        return await count_bounded(self._writer, statement, parameters)
 
     async def restore_page(
         self,

@@ -33,7 +33,7 @@ class CountedQueries(DeleteQueries):
 
     counts = 0
 
-    async def count(self, room: RoomId, subscription: SubscriptionId | None) -> int:
+    async def count(self, room: RoomId, subscription: SubscriptionId | None) -> int | None:
         self.counts += 1
         return await super().count(room, subscription)
 
