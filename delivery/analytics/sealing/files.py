@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 _CHUNK: Final = 1 << 20
+_TRIES: Final = 3
+"""Listings of a folder that changes during each."""
 
 
 class EntryKind(StrEnum):
@@ -82,25 +84,26 @@ class LocalFiles:
         return sorted(self._walk(""), key=lambda entry: entry.path)
 
     def _walk(self, below: str) -> Iterator[Entry]:
-        try:
-            found = list(os.scandir(os.path.join(self.root, below)))  # noqa: PTH118 - many files
-        except FileNotFoundError:
-            return
-        for one in found:
-            path = f"{below}/{one.name}" if below else one.name
-            about = one.stat(follow_symlinks=False)
-            kind = (
-                EntryKind.LINK
-                if stat.S_ISLNK(about.st_mode)
-                else EntryKind.FOLDER
-                if stat.S_ISDIR(about.st_mode)
-                else EntryKind.FILE
-            )
-            yield Entry(
-                path=path, kind=kind, size=about.st_size, modified_ms=about.st_mtime_ns // 1_000_000
-            )
-            if kind is EntryKind.FOLDER:
-                yield from self._walk(path)
+        for entry in self._list(below):
+            yield entry
+            if entry.kind is EntryKind.FOLDER:
+                yield from self._walk(entry.path)
+
+    def _list(self, below: str) -> list[Entry]:
+        """Return what is in a folder, without what vanishes meanwhile.
+
+        The export renames a finished file, so the folder is listed again for its final name.
+        """
+        found: list[Entry] = []
+        for _ in range(_TRIES):
+            try:
+                listed = list(os.scandir(os.path.join(self.root, below)))  # noqa: PTH118 - many files
+            except FileNotFoundError:
+                return []
+            found = [entry for one in listed if (entry := _entry(below, one)) is not None]
+            if len(found) == len(listed):
+                break
+        return found
 
     def read(self, path: str, limit: int) -> bytes:
         """Return up to `limit` bytes from the start of a file."""
@@ -119,6 +122,27 @@ class LocalFiles:
     def write(self, path: str, content: bytes) -> None:
         """Write a file that appears, or replaces an existing one, only when complete."""
         replace_file(Path(self.root, path), content)
+
+
+def _entry(below: str, one: os.DirEntry[str]) -> Entry | None:
+    """Describe what a listing names, not following links; None: it is gone."""
+    try:
+        about = one.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    kind = (
+        EntryKind.LINK
+        if stat.S_ISLNK(about.st_mode)
+        else EntryKind.FOLDER
+        if stat.S_ISDIR(about.st_mode)
+        else EntryKind.FILE
+    )
+    return Entry(
+        path=f"{below}/{one.name}" if below else one.name,
+        kind=kind,
+        size=about.st_size,
+        modified_ms=about.st_mtime_ns // 1_000_000,
+    )
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
