@@ -3,7 +3,8 @@
 Otherwise the next export reports its rows as missing, also one that is run by hand. That may be a
 day away, so waiting costs little: the room's log is read once, in pages, for its last transaction.
 Then only the ends of the exports are read, and the job is snoozed in between. It may be read once,
-because nothing is written into the log of a room any more when its deliveries have ended.
+because nothing is written into the log of a room any more when its deliveries have ended. Only when
+more of a restored log has been exported, it is read again.
 """
 
 import logging
@@ -29,6 +30,7 @@ class _Wait:
 
     position: LogPosition = LOG_START
     last_xid: int = -1
+    restored_end: int = 0
     is_read: bool = False
     is_logged: bool = False
     is_over: bool = False
@@ -55,6 +57,10 @@ class ExportWait:
         if wait.is_over:
             return True
         exports = await self._queries.exports_in_use(self._destination)
+        restored_end = await self._queries.restored_end(list(exports)) if exports else 0
+        if restored_end != wait.restored_end:
+            wait = _Wait(restored_end=restored_end, is_logged=wait.is_logged)
+            self._waits[job.id] = wait
         if exports and not await self._read_log(room, wait, should_continue):
             return False
         awaited = sorted(name for name, end_xid in exports.items() if end_xid <= wait.last_xid)
@@ -81,7 +87,9 @@ class ExportWait:
         while not wait.is_read:
             if not should_continue():
                 return False
-            page = await self._queries.last_transaction(room, wait.position)
+            page = await self._queries.last_transaction(
+                room, wait.position, restored_end=wait.restored_end
+            )
             if page is None:
                 wait.is_read = True
             else:

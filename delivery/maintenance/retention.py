@@ -39,6 +39,7 @@ from rooms.db.retention.replace import (
     drop_replaced,
     drop_unfinished,
     exported_xid,
+    restored_end,
 )
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.metrics import Metrics
@@ -106,9 +107,7 @@ class RetentionTask:
         before = now - timedelta(days=self._rules.days)
         await drop_unfinished(connection)
         await drop_replaced(connection, should_continue)
-        exported = None
-        if self._rules.destination is not None:
-            exported = await exported_xid(connection, self._rules.destination)
+        exported, restored = await _exported(connection, self._rules.destination)
         waits = dict.fromkeys(_WAIT_REASONS, 0)
         tried: set[str] = set()
         while should_continue():
@@ -120,14 +119,18 @@ class RetentionTask:
             tried.add(_range_key(span))
             if not await self._is_worth_replacing(connection, span, before, should_continue):
                 continue
-            replacement = PartitionReplacement(connection, span, before=before, exported=exported)
+            replacement = PartitionReplacement(
+                connection, span, before=before, exported=exported, restored_end=restored
+            )
             why = await self._replace(connection, span, replacement, should_continue)
             if why:
                 waits[why] += 1
         if not should_continue():
             return
         try:
-            await clean_default_partitions(connection, before, exported, should_continue)
+            await clean_default_partitions(
+                connection, before, exported, should_continue, restored_end=restored
+            )
         except StorageRefusedError as exc:
             waits["busy"] += 1
             _log.info("retention of the default partitions waits: %s", exc)
@@ -227,6 +230,13 @@ class RetentionTask:
         self._metrics.retention_success.set(self._clock.now().timestamp())
 
 
+async def _exported(connection: Connection, destination: str | None) -> tuple[int | None, int]:
+    """Return the ends of what is exported, and of the restored rows among it."""
+    if destination is None:
+        return None, 0
+    return await exported_xid(connection, destination), await restored_end(connection, destination)
+
+
 def is_worth_replacing(kept: int, total: int) -> bool:
     """Return whether at least half of the deliveries would be deleted."""
     return 2 * kept <= total
@@ -303,12 +313,12 @@ async def preview(url: str, *, days: int, destination: str | None) -> Sequence[R
     try:
         async with open_connection(url, name="rooms retention preview") as connection:
             before = await fetch_value(connection, "SELECT now()") - timedelta(days=days)
-            exported = None if destination is None else await exported_xid(connection, destination)
+            exported, restored = await _exported(connection, destination)
             spans = ranges_to_replace(
                 await list_partition_sets(connection), int(before.timestamp() * 1000)
             )
             return [
-                await _preview_range(connection, span, before, exported)
+                await _preview_range(connection, span, before, exported, restored)
                 for span in list(spans)
                 if len(span.partition_sets) == 1
             ]
@@ -317,14 +327,18 @@ async def preview(url: str, *, days: int, destination: str | None) -> Sequence[R
 
 
 async def _preview_range(
-    connection: Connection, replaced: ReplacementRange, before: datetime, exported: int | None
+    connection: Connection,
+    replaced: ReplacementRange,
+    before: datetime,
+    exported: int | None,
+    restored: int,
 ) -> RetentionPreview:
     (part,) = replaced.partition_sets
     stay, deliveries = await count_kept(connection, part, before)
     if not is_worth_replacing(stay, deliveries):
         fate = Disposition.KEEP
     elif not await PartitionReplacement(
-        connection, replaced, before=before, exported=exported
+        connection, replaced, before=before, exported=exported, restored_end=restored
     ).is_exported():
         fate = Disposition.WAIT
     else:

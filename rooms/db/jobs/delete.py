@@ -2,11 +2,12 @@
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from rooms.db.jobs.counts import count_bounded
+from rooms.db.queries.restored_log import LEAST_RESTORED_END, is_restored
 from rooms.db.queue.expire import termination_statement
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import RoomId, SubscriptionId, first_id
@@ -160,7 +161,7 @@ SELECT 0, w.destination, w.end_xid FROM (SELECT 0) one LEFT JOIN (
 ) w ON true
 """
 # By the primary key and in pages: by the index of transactions a writer may not search.
-_LAST_XID: Final = """
+_LAST_XID: Final = f"""
 WITH page AS MATERIALIZED (
     SELECT message_id, writer_id, writer_seq, xid FROM log_entries
     WHERE room_id = %(room)s::int4 AND message_id >= %(message)s::uuid
@@ -169,8 +170,10 @@ WITH page AS MATERIALIZED (
 ), last AS (
     SELECT message_id::text, writer_id, writer_seq FROM page ORDER BY page.message_id DESC, writer_id DESC, writer_seq DESC LIMIT 1
 )
-SELECT 0, (SELECT max(xid::text::bigint) FROM page), last.* FROM (SELECT 0) one LEFT JOIN last ON true
-"""
+SELECT 0, (
+    SELECT coalesce(max(xid::text::bigint) FILTER (WHERE NOT ({is_restored("xid::text::bigint", "%(restored_end)s::int8")})), -1) FROM page HAVING count(*) > 0
+), last.* FROM (SELECT 0) one LEFT JOIN last ON true
+"""  # noqa: S608 - constants of this package
 RECENT_EXPORT_S: Final = 2 * 86_400.0
 """Age of its last export up to which a destination is in use, also if nothing exports by itself."""
 
@@ -276,12 +279,23 @@ class DeleteQueries:
             )
         )
 
+    async def restored_end(self, destinations: Sequence[str]) -> int:
+        """Return the id below which restored rows have been exported to each destination."""
+        rows = await self._writer.run(LEAST_RESTORED_END, {"destinations": list(destinations)})
+        return int(rows[0][0])
+
     async def last_transaction(
-        self, room: RoomId, after: LogPosition, *, limit: int = LOG_BATCH
+        self,
+        room: RoomId,
+        after: LogPosition,
+        *,
+        restored_end: int = 0,
+        limit: int = LOG_BATCH,
     ) -> tuple[int, LogPosition] | None:
         """Return the last transaction of the next rows of a room's log, and the last of them.
 
-        None: there are no more.
+        Restored rows below `restored_end` are passed over; -1: there are no others. None: there are
+        no more.
         """
         message, writer_id, writer_seq = after
         rows = await self._writer.run(
@@ -291,6 +305,7 @@ class DeleteQueries:
                 "message": message,
                 "writer_id": writer_id,
                 "writer_seq": writer_seq,
+                "restored_end": restored_end,
                 "limit": limit,
             },
         )

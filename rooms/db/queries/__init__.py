@@ -8,7 +8,7 @@ Each is bounded by a page, by a limit of rows to count, or by a cache.
     failures                    all work tables                       failing subscriptions
     stats, subscription_counts  all work tables                       what waits, and for how long
     analytics                   analysis_runs, analysis_rows          results of the analysis
-    log_export                  log_entries, log_exports, log_export_writers
+    log_export, restored_log    log_entries, log_exports, log_export_writers
 
 If a process dies here:
 

@@ -6,6 +6,8 @@ change. An **export range** is a range of transactions [first, end) below that i
 before its rows are read, and sealed when they are safe elsewhere. The next range begins where it
 ended. A process that dies in between leaves a range that is read again, with the same rows.
 
+A log that was restored into another server is exported first, in ranges of its own (`restored_log`).
+
 Rows of a range are found by `log_entries_xid`, a BRIN index. The log is only appended to, so the
 index costs a few bytes a megabyte, and blocks that it does not summarize yet are always read
 (`rooms.db.retention.log_index`). It works in every partition: a row that is written today about a message of last month is in that
@@ -25,6 +27,14 @@ import psycopg
 from psycopg import sql
 
 from rooms.db.connection import psycopg_url
+from rooms.db.queries.restored_log import (
+    DELETE_PASSED_WRITERS,
+    FIRST_RESTORED,
+    NEXT_XID,
+    RESTORED_END,
+    find_range,
+    restored_system,
+)
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 
 EXPORT_LOCK: Final = 0x6C6F67
@@ -47,7 +57,7 @@ INSERT INTO log_exports (destination, system, first_xid, end_xid) VALUES (%s, %s
 RETURNING id, system, first_xid, end_xid
 """
 _DELETE_OTHER_SYSTEM: Final = (
-    "DELETE FROM log_export_writers WHERE destination = %s AND system <> %s"
+    "DELETE FROM log_export_writers WHERE destination = %s AND system <> ALL (%s)"
 )
 _SEAL: Final = """
 UPDATE log_exports SET sealed_at = now(), rows = %s, bytes = %s, files = %s WHERE id = %s AND sealed_at IS NULL
@@ -59,6 +69,7 @@ _COUNT_WRITER_ROWS: Final = """
 WITH n AS (
     SELECT n.*, w.last_seq AS before FROM unnest(%(writers)s::int4[], %(rows)s::int8[], %(firsts)s::int8[], %(lasts)s::int8[]) AS n (writer_id, rows, first, last)
         LEFT JOIN log_export_writers w ON w.destination = %(destination)s AND w.system = %(system)s AND w.writer_id = n.writer_id
+    WHERE NOT EXISTS (SELECT FROM log_export_writers o WHERE o.destination = %(destination)s AND o.system = %(restored)s AND o.writer_id = n.writer_id)
 ), counted AS (
     INSERT INTO log_export_writers AS w (destination, system, writer_id, rows, last_seq)
     SELECT %(destination)s, %(system)s, writer_id, rows, last FROM n
@@ -120,7 +131,7 @@ _UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 class ExportRange:
     """Name the rows of the transactions [first, end) of one database.
 
-    `system`: PostgreSQL's system identifier.
+    `system`: PostgreSQL's system identifier; another one for restored rows.
     """
 
     id: int
@@ -133,7 +144,8 @@ class ExportRange:
     @property
     def file_stem(self) -> str:
         """The name of its segments, the same for every writer and every try."""
-        return f"{int(self.system):016x}-{self.first_xid}-{self.end_xid}"
+        system, *kind = self.system.split("/")
+        return "-".join((f"{int(system):016x}", str(self.first_xid), str(self.end_xid), *kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +183,8 @@ class ExportConnection:
         self.destination = destination
         self._connection: psycopg.Connection[Any] | None = None
         self.system = ""
+        self._searched = ""
+        """The system whose log has no restored rows that are not exported."""
 
     def __enter__(self) -> Self:
         with _translate_errors():
@@ -213,16 +227,23 @@ class ExportConnection:
         """
         with _translate_errors():
             for found in self._rows(_OPEN_RANGE, self.destination):
-                if found[1] == self.system:
+                if found[1] in (self.system, restored_system(self.system)):
                     return _range_from_row(found, started=True)
                 self._open_connection.execute("DELETE FROM log_exports WHERE id = %s", (found[0],))
-            first = self._value(_LAST_XID, self.destination, self.system) or 0
+            last = self._value(_LAST_XID, self.destination, self.system)
+            # To look for restored rows reads what the index does not summarize yet, so not each time.
+            if last is None or self._searched != self.system:
+                if (restored := self._restored_range(max_transactions)) is not None:
+                    return restored
+                self._searched = self.system
+            first = last or 0
             while first < settled_xid:
                 end = min(first + max_transactions, settled_xid)
                 if self._value(_HAS_ROWS, first, end):
                     with self._open_connection.transaction():
                         self._open_connection.execute(
-                            _DELETE_OTHER_SYSTEM, (self.destination, self.system)
+                            _DELETE_OTHER_SYSTEM,
+                            (self.destination, [self.system, restored_system(self.system)]),
                         )
                         return _range_from_row(
                             self._rows(_INSERT_RANGE, self.destination, self.system, first, end)[0],
@@ -232,6 +253,17 @@ class ExportConnection:
                     return None
                 first = end
             return None
+
+    def _restored_range(self, max_transactions: int) -> ExportRange | None:
+        exported = self._value(RESTORED_END, self.destination)
+        for (first,) in self._open_connection.execute(FIRST_RESTORED, {"end": exported}):
+            found = find_range(
+                first, lambda low, high: bool(self._value(_HAS_ROWS, low, high)), max_transactions
+            )
+            if found is not None:
+                values = (self.destination, restored_system(self.system), *found)
+                return _range_from_row(self._rows(_INSERT_RANGE, *values)[0], started=False)
+        return None
 
     @contextmanager
     def read_csv(
@@ -243,13 +275,17 @@ class ExportConnection:
         writer and number. `ts` is in µs since 1970. Null is an empty field, an empty text is
         quoted.
         """
+        first: sql.Composable = sql.Literal(export_range.first_xid)
+        if export_range.system != self.system:
+            # Since this range was planned, transactions of this server may have got ids of it.
+            first = sql.SQL("greatest({}, {})").format(first, sql.SQL(NEXT_XID))
         copy = sql.SQL(_COPY).format(
             columns=sql.SQL(", ").join(
                 sql.SQL(_COLUMN_SQL[name]) if name in _COLUMN_SQL else sql.Identifier(name)
                 for name in columns
             ),
             xid=sql.SQL(_XID),
-            first=export_range.first_xid,
+            first=first,
             end=export_range.end_xid,
         )
         with _translate_errors(), self._open_connection.cursor().copy(copy) as rows:
@@ -286,7 +322,8 @@ class ExportConnection:
                 _COUNT_WRITER_ROWS,
                 {
                     "destination": self.destination,
-                    "system": self.system,
+                    "system": export_range.system,
+                    "restored": restored_system(export_range.system),
                     "writers": list(writers),
                     "rows": list(counts),
                     "firsts": list(firsts),
@@ -308,6 +345,7 @@ class ExportConnection:
         with _translate_errors():
             self._open_connection.execute(_RECORD_LOOK, values)
             self._open_connection.execute(_DELETE_ENDED_WRITERS, values)
+            self._open_connection.execute(DELETE_PASSED_WRITERS, values)
 
     def oldest_transaction(self) -> OldestTransaction | None:
         """Return the oldest writing transaction, which delays the export; None: there is none."""
@@ -322,7 +360,7 @@ class ExportConnection:
         """Return what has been exported.
 
         With an export, a partition may be dropped once none of its rows is of a transaction from
-        `end_xid` on.
+        `end_xid` on, but for restored rows.
         """
         with _translate_errors():
             end, rows, at = self._rows(EXPORTED_TOTALS, self.destination, self.system)[0]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from rooms.db.connection import Connection
 from rooms.db.publish.insert import IDEMPOTENCY_TTL
+from rooms.db.queries.restored_log import is_not_exported
 from rooms.db.retention.bounded_locks import LOCK_CONFLICTS, ShouldContinue, fetch_rows
 from rooms.db.retention.replace import ENDED_LONG_AGO, MAX_LOCK_MS
 from rooms.db.statement_parts import session_lives
@@ -32,10 +33,13 @@ _PAUSE_S: Final = 0.2
 _LOCK_DEFAULT_DELIVERIES: Final = "LOCK TABLE deliveries_rest IN SHARE ROW EXCLUSIVE MODE"
 _RANGE: Final = """d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
     AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid AND d.message_id = m.id"""
+_NOT_EXPORTED: Final = is_not_exported(
+    "l.xid::text::int8", "%(below)s::int8", "%(restored_end)s::int8"
+)
 _DELETABLE: Final = f"""NOT EXISTS (
         SELECT FROM deliveries d WHERE d.room_id = m.room_id AND {_RANGE} AND NOT {ENDED_LONG_AGO}
     ) AND NOT EXISTS (
-        SELECT FROM log_entries_rest l WHERE l.room_id = m.room_id AND l.message_id = m.id AND l.xid::text::int8 >= %(below)s::int8
+        SELECT FROM log_entries_rest l WHERE l.room_id = m.room_id AND l.message_id = m.id AND {_NOT_EXPORTED}
     )"""  # noqa: S608 - constants of this package
 _OLD_MESSAGES: Final = f"""
 SELECT m.room_id, m.id FROM messages_rest m
@@ -63,7 +67,7 @@ WITH d AS (
 ), l AS (
     DELETE FROM log_entries_rest WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM log_entries_rest l WHERE l.message_id < %(first)s::uuid AND l.ts < %(before)s::timestamptz
-            AND l.xid::text::int8 < %(below)s::int8
+            AND NOT {_NOT_EXPORTED}
             AND NOT EXISTS (SELECT FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id) LIMIT %(limit)s
     )) RETURNING 1
 ) SELECT (SELECT count(*) FROM d) + (SELECT count(*) FROM l)
@@ -90,7 +94,7 @@ WITH old AS (
 _DELETE_EXPORT_WRITERS: Final = """
 WITH gone AS (
     DELETE FROM log_export_writers w WHERE NOT EXISTS (
-        SELECT FROM log_exports e WHERE e.destination = w.destination AND e.system = w.system
+        SELECT FROM log_exports e WHERE e.destination = w.destination AND e.system = split_part(w.system, '/', 1)
             AND (e.sealed_at IS NULL OR greatest(e.sealed_at, e.seen_at) >= %(before)s::timestamptz)
     ) RETURNING 1
 ) SELECT count(*) FROM gone
@@ -158,12 +162,13 @@ async def clean_default_partitions(
     exported: int | None,
     should_continue: ShouldContinue,
     *,
+    restored_end: int = 0,
     lock_ms: int = MAX_LOCK_MS,
 ) -> int:
     """Delete old messages of the default partitions in batches; return how many rows were deleted.
 
-    StorageRefusedError: not now. `exported`: as for `PartitionReplacement`; `lock_ms`: how long a
-    batch may hold others up.
+    StorageRefusedError: not now. `exported` and `restored_end`: as for `PartitionReplacement`;
+    `lock_ms`: how long a batch may hold others up.
     """
     gone = 0
     below = MAX_XID if exported is None else exported
@@ -171,6 +176,7 @@ async def clean_default_partitions(
         "before": before,
         "first": first_id(int(before.timestamp() * 1000)),
         "below": below,
+        "restored_end": restored_end,
         "limit": _DELETE_BATCH,
     }
     if not (await fetch_rows(connection, _ANY_IN_DEFAULT))[0][0]:

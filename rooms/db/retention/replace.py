@@ -28,6 +28,7 @@ from typing import Final
 
 from rooms.db.connection import Connection
 from rooms.db.queries.log_export import EXPORTED_TOTALS, SYSTEM_IDENTIFIER
+from rooms.db.queries.restored_log import RESTORED_END, is_not_exported
 from rooms.db.retention.bounded_locks import (
     COUNT_PAGES,
     LOCK_CONFLICTS,
@@ -100,8 +101,12 @@ SELECT EXISTS (
 )
 """
 _NOT_EXPORTED: Final = """
-SELECT EXISTS (SELECT FROM {source} s WHERE (xid::text::bigint) >= %s{but})
-"""
+SELECT EXISTS (SELECT FROM {{source}} s WHERE {condition}{{but}})
+""".format(
+    condition=is_not_exported(
+        "(xid::text::bigint)", "%(exported)s::bigint", "%(restored_end)s::bigint"
+    )
+)
 _EXCEPT_COPIED: Final = " AND NOT EXISTS (SELECT FROM {to} t WHERE {same})"
 _DEFAULT_HAS_ROWS: Final = (
     "SELECT EXISTS (SELECT FROM {table}_rest WHERE {key} >= %s AND {key} < %s)"
@@ -138,6 +143,11 @@ async def exported_xid(connection: Connection, destination: str) -> int:
     return int(end)
 
 
+async def restored_end(connection: Connection, destination: str) -> int:
+    """Return the id below which all restored log rows have been exported to this destination."""
+    return int(await fetch_value(connection, RESTORED_END, destination))
+
+
 async def default_has_rows(connection: Connection, replaced: ReplacementRange) -> bool:
     """Return whether the default partitions have rows of these times.
 
@@ -164,16 +174,19 @@ class PartitionReplacement:
         *,
         before: datetime,
         exported: int | None,
+        restored_end: int = 0,
         lock_ms: int = MAX_LOCK_MS,
     ) -> None:
         """Keep what ended after `before`, and log rows that are not exported.
 
-        `exported`: rows of a transaction below it are exported; None: all.
+        `exported`: rows of a transaction below it are exported; None: all. `restored_end`: so are
+        restored rows below it.
         """
         self._connection = connection
         self._range = replaced
         self._before = before
         self._exported = exported
+        self._restored_end = restored_end
         self._lock_ms = lock_ms
         self._columns: dict[str, Sequence[str]] = {}
         self._targets: dict[str, str] = {}
@@ -194,9 +207,18 @@ class PartitionReplacement:
         )
         for part in self._range.partition_sets:
             statement = _NOT_EXPORTED.format(source=part.partitions["log_entries"], but=but)
-            if await fetch_value(self._connection, statement, self._exported):
+            if await self._has_not_exported(statement):
                 return False
         return True
+
+    async def _has_not_exported(self, statement: str) -> bool:
+        ((found,),) = await fetch_rows(
+            self._connection,
+            statement,
+            exported=self._exported,
+            restored_end=self._restored_end,
+        )
+        return bool(found)
 
     async def prepare(self) -> None:
         """Make the empty tables, and the mirror triggers."""
@@ -308,7 +330,7 @@ class PartitionReplacement:
         )
         if not stays and self._exported is not None:
             log = _NOT_EXPORTED.format(source=self._targets["log_entries"], but="")
-            stays = await fetch_value(connection, log, self._exported)
+            stays = await self._has_not_exported(log)
         until = asyncio.get_running_loop().time() + self._lock_ms / 1000
         for part in self._range.partition_sets:
             # In one round trip, because all others wait for each.

@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from delivery.analytics.export.exporter import Exporter
 from delivery.maintenance import retention as duty
-from delivery.maintenance.retention import RetentionRules, RetentionTask
+from delivery.maintenance.retention import Disposition, RetentionRules, RetentionTask, preview
 from rooms.app.maintenance import export_tasks, retention_tasks
 from rooms.db.connection import Connection, open_connection
 from rooms.db.jobs.delete import START, DeleteQueries
@@ -431,6 +431,37 @@ async def test_what_the_export_has_sealed_may_go(
     await retain(installation, rules)
     assert await found(installation, old) == GONE
     assert logged.total() == 3
+
+
+async def test_a_restored_log_may_go_once_it_has_left(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """Its rows have transactions that this server begins in years. Those that it writes wait as ever."""
+    subscription = await installation.subscribe()
+    old = await write(installation, subscription, State.DELIVERED)
+    born = datetime(2019, 1, 5, tzinfo=UTC)
+    stray = await write(installation, subscription, State.DELIVERED, born=born)
+    alone = await write(installation, subscription, State.CANCELLED, born=born)
+    await installation.rows("DELETE FROM messages WHERE id = %s", alone.message)
+    await installation.rows(
+        "UPDATE log_entries SET xid = (xid::text::int8 + (1::int8 << 40))::text::xid8"
+    )
+    exporter = Exporter(installation.url, str(tmp_path))
+    rules = replace(RULES, destination=exporter.destination.name)
+    await retain(installation, rules)
+    assert [await found(installation, one) for one in (old, stray)] == [whole(State.DELIVERED)] * 2
+    assert (await found(installation, alone))["log"] != []
+    await asyncio.to_thread(exporter.run)
+    for one in (old, stray, alone):
+        await log(installation, one, 9, "late")
+    await retain(installation, rules)
+    for one in (old, stray, alone):
+        assert "late" in (await found(installation, one))["log"]
+    await installation.rows("DELETE FROM log_entries WHERE kind = 'late'")
+    previewed = await preview(installation.url, days=30, destination=exporter.destination.name)
+    assert [one.fate for one in previewed] == [Disposition.DROP]
+    await retain(installation, rules)
+    assert [await found(installation, one) for one in (old, stray, alone)] == [GONE] * 3
 
 
 @pytest.mark.parametrize(("export_s", "waits_for"), [("0", None), ("20", "local:{}/segments")])

@@ -177,6 +177,37 @@ async def test_a_room_that_waits_reads_its_log_and_removes_its_external_parts_on
     assert await _rows_of(installation, installation.room) == 0
 
 
+async def test_a_room_of_a_restored_log_waits_for_its_export_only(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """Its rows have transactions that this server reaches in years."""
+    exporter = Exporter(installation.url, str(tmp_path / "segments"))
+    with logging(installation.url, 1001) as log:
+        _write_in_turns(log, installation.room)
+        await asyncio.to_thread(exporter.run)
+        _write_in_turns(log, installation.room)
+        await installation.rows(
+            "UPDATE log_entries SET xid = (xid::text::int8 + (1::int8 << 40))::text::xid8"
+        )
+        await _delete_room(installation, installation.room)
+        async with LogWriter(installation.url, kind="chores") as writer:
+            queue = JobQueue(writer)
+            deletion = DeleteJob(
+                queue, DeleteQueries(writer), destination=exporter.destination.name
+            )
+            runner = JobRunner(queue, deletion.handlers())
+
+            async def rows_left() -> int:
+                await _wake_jobs(installation)
+                await runner.run(lambda: True)
+                return await _rows_of(installation, installation.room)
+
+            assert await rows_left() == 6
+            exporter = Exporter(installation.url, str(tmp_path / "segments"))
+            assert (await asyncio.to_thread(exporter.run)).rows == 6
+            assert await rows_left() == 0
+
+
 async def test_a_long_log_is_read_in_pages_by_its_key(installation: Installation) -> None:
     await installation.make_room(_OTHER)
     with logging(installation.url, 1001) as log:
