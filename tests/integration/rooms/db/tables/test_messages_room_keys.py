@@ -56,6 +56,8 @@ ACROSS_ROOMS: Final = {
     "sideline.entries._SUBSCRIPTIONS": "the audit asks who has a sideline, in any room",
     "queue.integrity._SCAN": "the doctor goes through every room, in the order of the key",
     "queries.log_export._HAS_ROWS": "the log leaves by transactions, of whatever room",
+    "queries.log_export.FIRST_RESTORED": "the same, of a log that was restored into another server",
+    "queries.restored_log.FIRST_RESTORED": "the same",
     "queries.log_export._COPY": "the log leaves by transactions, of whatever room",
     "queries.failures._SYMPTOMS": "an organisation with many subscriptions has them in any room",
     "sideline.overview._ANY": "the same",
