@@ -52,12 +52,16 @@ def follow_job(client: "ApiClient", job: dict[str, Any], *, shown: bool) -> dict
 
 
 def _read_again(client: "ApiClient", path: str) -> dict[str, Any]:
+    is_noted = False
     while True:
         try:
             found: dict[str, Any] = client.call("GET", path)
         except (UnreachableError, ProblemError) as exc:
             if not is_transient(exc):
                 raise
+            if not is_noted:
+                click.echo(terminal_safe(f"{exc.message}; asking again"), err=True)
+                is_noted = True
             retry_after_s = exc.retry_after_s if isinstance(exc, ProblemError) else None
             time.sleep(max(_PAUSE_S, retry_after_s or 0.0))
         else:

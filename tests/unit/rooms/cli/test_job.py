@@ -138,6 +138,7 @@ def test_a_job_is_followed_over_a_restart_of_the_service(
     assert "done" in done.stdout
     assert f"rooms job {fake.identity(8)} --follow" in done.stderr
     assert [one for one in pauses if one >= 1] == [1.0] * 3
+    assert done.stderr.count("shutting down; asking again") == 1
     assert len(fake.sent("POST", f"/v1/messages/{MESSAGE}/restore")) == 1
 
     def gone(seen: Seen) -> Answer | None:
