@@ -21,6 +21,7 @@ from sqlalchemy.sql.dml import ReturningInsert
 from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
 from rooms.db.statement_parts import insert_from_json, rows_as_json
+from rooms.db.tables.messages import lanes
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, rooms, subscriptions
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
@@ -316,7 +317,13 @@ async def update_subscription(
         raise _taken(exc, columns.get("name")) from exc
     if row is None:
         raise subscription_not_found(subscription.id)
-    return subscription_from_row(row)
+    changed = subscription_from_row(row)
+    if changed.push_url != subscription.push_url:
+        # What the former address answered does not disable the new one.
+        own = lanes.c.room_id == subscription.room_id, lanes.c.id == subscription.id
+        failing = lanes.c.failing_since.is_not(None)
+        await connection.execute(update(lanes).where(*own, failing).values(failing_since=None))
+    return changed
 
 
 async def set_status(

@@ -82,6 +82,30 @@ async def refused(api: Api, room: int, body: dict[str, Any]) -> list[str]:
     return [error["field"] for error in answer.json()["errors"]]
 
 
+async def test_failures_of_the_former_address_do_not_count_for_a_new_one(
+    api: Api, room: int
+) -> None:
+    body = {"name": "crm", "type": "PUSH", "push_url": "https://old.example/hook"}
+    made = await api.made(f"/rooms/{room}/subscriptions", body)
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, failing_since) VALUES (%s, %s, now() - interval '1 hour') RETURNING 1",
+        room,
+        made["id"],
+    )
+
+    async def is_failing() -> bool:
+        ((found,),) = await api.sql("SELECT failing_since IS NOT NULL FROM lanes")
+        return bool(found)
+
+    path = f"/subscriptions/{made['id']}"
+    same = {"push_url": body["push_url"], "name": "billing"}
+    assert (await api.call("PATCH", path, json=same)).status_code == 200
+    assert await is_failing()
+    new = {"push_url": "https://new.example/hook"}
+    assert (await api.call("PATCH", path, json=new)).status_code == 200
+    assert not await is_failing()
+
+
 async def test_push_needs_a_url_and_pull_may_not_have_one(api: Api, room: int) -> None:
     assert await refused(api, room, {"name": "s", "type": "PUSH"}) == ["push_url"]
     assert await refused(api, room, {"name": "s", "type": "PUSH", "push_url": None}) == ["push_url"]
