@@ -62,7 +62,7 @@ def outcome_of_error(
     return HandlerOutcome(
         result=HandlerResult.SIDELINED,
         reason=SidelineReason.RAISED,
-        detail=_to_detail(f"{type(error).__name__}: {error}"),
+        detail=_to_detail(f"{type(error).__name__}: {_text_of(str, error)}"),
     )
 
 
@@ -83,7 +83,8 @@ def outcomes_of_return(returned: object, count: int) -> Sequence[HandlerOutcome]
         case [*each] if len(each) == count and all(isinstance(one, bool) for one in each):
             return [HANDLED_OUTCOME if one else REFUSED_OUTCOME for one in each]
         case _:
-            detail = f"the handler returned {returned!r}, which is neither True nor False"
+            text = _text_of(repr, returned)
+            detail = f"the handler returned {text}, which is neither True nor False"
             return [
                 HandlerOutcome(
                     result=HandlerResult.SIDELINED,
@@ -91,6 +92,14 @@ def outcomes_of_return(returned: object, count: int) -> Sequence[HandlerOutcome]
                     detail=_to_detail(detail),
                 )
             ] * count
+
+
+def _text_of(describe: Callable[[object], str], described: object) -> str:
+    """Return the text of a handler's object, whose own code may raise as the handler may."""
+    try:
+        return describe(described)
+    except Exception as exc:  # noqa: BLE001 - its result would be lost, and those beside it
+        return f"(its text raised {type(exc).__name__})"
 
 
 def _to_detail(text: str) -> str:

@@ -99,6 +99,23 @@ def test_every_detail_can_be_stored() -> None:
         assert len(outcome.detail.encode()) == MAX_DETAIL
 
 
+class _UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no such template")
+
+    def __repr__(self) -> str:
+        raise LookupError("nor such")
+
+
+def test_an_error_that_cannot_be_described_is_an_outcome_all_the_same() -> None:
+    outcome = outcome_of_error(_UnprintableError(), ())
+    assert (outcome.result, outcome.reason) == (HandlerResult.SIDELINED, SidelineReason.RAISED)
+    assert outcome.detail == "_UnprintableError: (its text raised KeyError)"
+    (returned,) = outcomes_of_return(_UnprintableError(), 1)
+    assert returned.detail is not None
+    assert "(its text raised LookupError), which is neither True nor False" in returned.detail
+
+
 def test_the_sideline_waits_at_least_twice_the_shovel_interval() -> None:
     assert queue().sideline_stuck_after_s == 1200
     assert queue(shovel=ShovelSettings(interval_s=700)).sideline_stuck_after_s == 1400
