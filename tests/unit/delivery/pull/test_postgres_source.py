@@ -1,19 +1,29 @@
 """Test where leases start: never past an unleased message, for longer than a second."""
 
 import random
+from typing import Any, cast
 
 import pytest
 
+from delivery.pull import postgres_source
 from delivery.pull.postgres_source import (
     FULL_SCAN_INTERVAL_US,
     MAX_QUEUES,
     VISIBILITY_LAG_US,
     LeaseWatermarks,
+    PostgresSource,
 )
+from delivery.pull.target import PullTarget
+from delivery.pull.wait_queue import LeaseRequest
 from rooms.db.leases.acquire import AcquireResult, LeasedRow, SubscriptionAccess
+from rooms.db.leases.release import LeaseQueries
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.watermarks import NO_WATERMARKS
+from rooms.errors import StorageUnavailableError
 
 AT_US = 10**15
+ROOM_ID = "01900000-0000-7000-8000-000000000001"
 ROWS: list[LeasedRow] = []
 
 
@@ -94,3 +104,34 @@ def test_no_waiting_message_is_passed_over(seed: int) -> None:
             queue = sorted(
                 [*queue, (-draw.randrange(10), now - draw.randrange(VISIBILITY_LAG_US // 2))]
             )
+
+
+async def test_leases_are_given_out_although_their_orphans_could_not_be_sidelined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One statement leases for several organisations, and is committed by then."""
+    row = cast("LeasedRow", object())
+    taken = [
+        AcquireResult(SubscriptionAccess.OPEN, [row], False, AT_US, (4, 1), orphans)
+        for orphans in ((), (DeliveryId(ROOM_ID),))
+    ]
+
+    async def acquire(*_: Any) -> list[AcquireResult]:
+        return taken
+
+    async def fail(*_: Any) -> int:
+        raise StorageUnavailableError("the connection is lost")
+
+    monkeypatch.setattr(postgres_source, "acquire", acquire)
+    monkeypatch.setattr(postgres_source, "sideline_without_message", fail)
+    writer = cast("LogWriter", object())
+    source = PostgresSource([writer], cast("LeaseQueries", None), lambda _: None)
+    requests = [
+        LeaseRequest(
+            PullTarget(RoomId(1), SubscriptionId(one), OrganisationId(ROOM_ID)), 1, 1000, True
+        )
+        for one in (ROOM_ID, ROOM_ID[:-1] + "2")
+    ]
+    outcomes = await source.acquire(requests)
+    assert [(list(one.messages), one.error) for one in outcomes] == [([row], None)] * 2
+    assert source._lease_writers == [writer]
