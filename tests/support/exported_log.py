@@ -106,3 +106,10 @@ def sealed(folder: Path) -> Counter[tuple[int, int]]:
 def long_ago() -> datetime:
     """The birth of a message whose day is no partition's beginning by chance."""
     return datetime.now(UTC) - timedelta(days=40)
+
+
+def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
+    """Run a statement in a transaction of its own, and return its rows."""
+    with psycopg.connect(psycopg_url(url), autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []

@@ -303,8 +303,8 @@ class ReplayQueries:
         """Return the next messages between two ids, of the room of a subscription.
 
         `foreign`: mark those that another organisation's subscription may not see, with `missing`
-        only what was withdrawn. They have headers and payload, if `with_payload`. `since`: only those that were published
-        then or later; `business_keys`: only those with one of them.
+        only what was withdrawn. They have headers and payload, if `with_payload`. `since`: only
+        those that were published then or later; `business_keys`: only those with one of them.
         """
         parameters = {
             "room": room_of(subscription),

@@ -10,8 +10,8 @@ A log that was restored into another server is exported first, in ranges of its 
 
 Rows of a range are found by `log_entries_xid`, a BRIN index. The log is only appended to, so the
 index costs a few bytes a megabyte, and blocks that it does not summarize yet are always read
-(`rooms.db.retention.log_index`). It works in every partition: a row that is written today about a message of last month is in that
-month's partition.
+(`rooms.db.retention.log_index`). It works in every partition: a row that is written today about a
+message of last month is in that month's partition.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,6 +35,7 @@ from rooms.errors import StorageUnavailableError
 from rooms.metrics import Metrics
 from tests.support.exported_log import (
     LogWriter,
+    execute,
     files_of,
     long_ago,
     rows_of,
@@ -52,28 +52,6 @@ JOINED = {*PUBLISHER, "worker_version"}
 
 class DiedError(Exception):
     """The process is gone."""
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "segments"
-
-
-@pytest.fixture
-def exporter(database: str, out: Path) -> Exporter:
-    return Exporter(database, str(out))
-
-
-@pytest.fixture
-def scribe(database: str) -> Iterator[LogWriter]:
-    with writer(database, 1) as one:
-        yield one
-
-
-def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(psycopg_url(url), autocommit=True) as connection:
-        cursor = connection.execute(statement.encode())
-        return cursor.fetchall() if cursor.description else []
 
 
 def test_the_export_equals_the_table(

@@ -1,39 +1,13 @@
 """Check the export of a log that was restored into another server, where ids of transactions begin anew."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from delivery.analytics.export.exporter import Exporter
-from rooms.db.connection import psycopg_url
-from tests.support.exported_log import LogWriter, sealed, writer, written
+from tests.support.exported_log import LogWriter, execute, sealed, writer, written
 
 AHEAD = 1 << 40
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "segments"
-
-
-@pytest.fixture
-def exporter(database: str, out: Path) -> Exporter:
-    return Exporter(database, str(out))
-
-
-@pytest.fixture
-def scribe(database: str) -> Iterator[LogWriter]:
-    with writer(database, 1) as one:
-        yield one
-
-
-def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(psycopg_url(url), autocommit=True) as connection:
-        cursor = connection.execute(statement.encode())
-        return cursor.fetchall() if cursor.description else []
 
 
 def restore(url: str, ahead: int = AHEAD) -> None:
