@@ -9,6 +9,7 @@ from typing import Final
 
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import DeliveryId
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
@@ -32,6 +33,16 @@ def _without_response_text(outcome: DeliveryOutcome) -> DeliveryOutcome | None:
     if result is None or not (result.detail or result.body_head):
         return None
     return replace(outcome, result=replace(result, detail="", body_head=b""))
+
+
+def _first_repetition(outcomes: Sequence[DeliveryOutcome]) -> int:
+    """Return how many outcomes there are before the second one of a delivery."""
+    seen: set[DeliveryId] = set()
+    for index, outcome in enumerate(outcomes):
+        if outcome.task.delivery_id in seen:
+            return index
+        seen.add(outcome.task.delivery_id)
+    return len(outcomes)
 
 
 class OutcomeWriter:
@@ -93,7 +104,7 @@ class OutcomeWriter:
                 await asyncio.sleep(
                     _LONG_LINGER_S if last_size >= _LONG_LINGER_MIN_BATCH else _LINGER_S
                 )
-            batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
+            batch = self._next_batch()
             last_size = len(batch)
             self._committing_since = self._clock.monotonic()
             self._commit_ended.clear()
@@ -101,6 +112,17 @@ class OutcomeWriter:
                 await self._on_committed(recorded)
             self._committing_since = math.inf
             self._commit_ended.set()
+
+    def _next_batch(self) -> Sequence[DeliveryOutcome]:
+        """Remove and return the first outcomes, up to the second one of a delivery.
+
+        A delivery has two if its claim ended during an attempt and it was claimed again.
+        """
+        batch = self._pending[:_BATCH]
+        if len({outcome.task.delivery_id for outcome in batch}) < len(batch):
+            batch = batch[: _first_repetition(batch)]
+        self._pending = self._pending[len(batch) :]
+        return batch
 
     async def _commit(self, outcomes: Sequence[DeliveryOutcome]) -> Sequence[DeliveryOutcome]:
         """Return those that were recorded: all, unless PostgreSQL never accepts some of them."""

@@ -205,8 +205,9 @@ class OutcomeQueries:
     ) -> int:
         """Commit what became of these copies; return how many rows moved.
 
-        A copy whose version is no longer its row's moves nothing; its attempt, if there was one, is
-        still logged. `worker`: the writer id under which the copies were claimed. `in_doubt`: an
+        No delivery may come twice with different outcomes: only one of them would count. A copy
+        whose version is no longer its row's moves nothing; its attempt, if there was one, is still
+        logged. `worker`: the writer id under which the copies were claimed. `in_doubt`: an
         earlier call with these outcomes ended in doubt, so an attempt is logged only if its row
         still moves: otherwise it is in the log already.
         """
