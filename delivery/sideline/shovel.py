@@ -16,6 +16,7 @@ from delivery.maintenance.jobs import sleep_unless_stopped
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
 from rooms.db.connection import transaction
+from rooms.db.jobs.progress import JobRun
 from rooms.db.sideline.entries import EntryRef
 from rooms.db.sideline.queries import (
     SidelineFilter,
@@ -36,7 +37,7 @@ MAX_SHOVELS: Final = 3
 """Number of scheduled shovels of a delivery; after that only a request shovels it."""
 SHOVEL_BATCH: Final = 500
 
-MoveBatch = Callable[[Sequence[EntryRef]], Awaitable[Counter[str]]]
+MoveBatch = Callable[[Sequence[EntryRef]], Awaitable[Counter[str] | None]]
 OnProgress = Callable[[Counter[str]], Awaitable[None]]
 
 
@@ -136,16 +137,19 @@ class SidelineShovel:
         *,
         limiter: RateLimiter,
         requested_at: datetime,
+        run: JobRun | None = None,
     ) -> bool:
         """Queue the selected deliveries again; return whether the request is finished.
 
         Deliveries sidelined after `requested_at` are excluded, or one that fails at once would be
-        shoveled for ever. Reports each batch to `on_progress`. `limiter` has the request's rate,
-        and is the same one when the request is continued.
+        shoveled for ever. Reports each batch to `on_progress`; the job of `run` has counted it
+        before. `limiter` has the request's rate, and is the same one when the request is continued.
         """
 
-        async def move(refs: Sequence[EntryRef]) -> Counter[str]:
-            results = await self._shovels.shovel(refs, max_shovels=request.max_shovels)
+        async def move(refs: Sequence[EntryRef]) -> Counter[str] | None:
+            results = await self._shovels.shovel(refs, max_shovels=request.max_shovels, run=run)
+            if results is None:
+                return None
             moved = [
                 ref
                 for ref, (outcome, _) in zip(refs, results, strict=True)
@@ -168,6 +172,7 @@ class SidelineShovel:
             requested_at=requested_at,
             max_shovels=request.max_shovels,
             move=move,
+            run=run,
         )
 
     async def purge(
@@ -178,11 +183,14 @@ class SidelineShovel:
         *,
         limiter: RateLimiter,
         requested_at: datetime,
+        run: JobRun | None = None,
     ) -> bool:
         """End the selected deliveries as `purged`; otherwise as `shovel`."""
 
-        async def move(refs: Sequence[EntryRef]) -> Counter[str]:
-            purged = await self._shovels.purge(refs)
+        async def move(refs: Sequence[EntryRef]) -> Counter[str] | None:
+            purged = await self._shovels.purge(refs, run=run)
+            if purged is None:
+                return None
             await self._delete_entries(request.subscription, purged)
             return Counter({"purged": len(purged), "stale": len(refs) - len(purged)})
 
@@ -194,6 +202,7 @@ class SidelineShovel:
             requested_at=requested_at,
             max_shovels=None,
             move=move,
+            run=run,
         )
 
     async def _move_pages(
@@ -206,6 +215,7 @@ class SidelineShovel:
         requested_at: datetime,
         max_shovels: int | None,
         move: MoveBatch,
+        run: JobRun | None,
     ) -> bool:
         until = request.selection.until
         selection = replace(
@@ -213,17 +223,23 @@ class SidelineShovel:
         )
         slots = asyncio.Semaphore(request.concurrency)
         after: SidelinePosition | None = None
+        is_over = False
 
         async def move_batch(refs: Sequence[EntryRef]) -> None:
+            nonlocal is_over
             try:
                 await self._take_entries(request.subscription, refs)
-                await on_progress(await move(refs))
+                counts = await move(refs)
+                if counts is None:
+                    is_over = True
+                else:
+                    await on_progress(counts)
             finally:
                 slots.release()
 
         try:
             async with asyncio.TaskGroup() as group:
-                while should_continue():
+                while should_continue() and not is_over:
                     scan = await self._scan(
                         request, selection, after, limiter.batch_size(self._batch)
                     )
@@ -233,10 +249,10 @@ class SidelineShovel:
                         for one in page
                         if max_shovels is None or one.shovel_count < max_shovels
                     ]
-                    if len(chosen) < len(page):
-                        await on_progress(
-                            Counter({ShovelOutcome.TOO_OFTEN.value: len(page) - len(chosen)})
-                        )
+                    if skipped := len(page) - len(chosen):
+                        if run is not None and not await self._shovels.record_skipped(run, skipped):
+                            return False
+                        await on_progress(Counter({ShovelOutcome.TOO_OFTEN.value: skipped}))
                     if chosen:
                         if not await sleep_unless_stopped(limiter.delay_s(), should_continue):
                             return False
@@ -244,10 +260,12 @@ class SidelineShovel:
                         await slots.acquire()
                         group.create_task(move_batch(chosen))
                     if after is None:
-                        return True
+                        break
+                else:
+                    return False
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from group_error
-        return False
+        return not is_over
 
     async def _scan(
         self,

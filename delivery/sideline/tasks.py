@@ -38,7 +38,8 @@ _STAYED: Final = frozenset({ShovelOutcome.TOO_OFTEN.value, ShovelOutcome.STALE.v
 class SidelineJobRunner:
     """Runs shovel and purge jobs. An interrupted job continues with what the sideline then has.
 
-    So a result counts what all runs have moved, and what the last one has left.
+    So a result counts what all runs have moved, and what the last one has left. What moves
+    deliveries counts them, too: no kill and no broken connection loses a count.
     """
 
     name = "sideline jobs"
@@ -67,35 +68,39 @@ class SidelineJobRunner:
 
     async def _run_job(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         request = ShovelRequest.from_arguments(job.arguments)
-        counts = Counter({what: n for what, n in job.result.items() if what not in _STAYED})
         async with transaction(self._engine) as connection:
             left = await sideline_count(
                 connection, request.room, request.subscription, request.selection
             )
-        await self._job_queue.record_progress(job, total=counts.total() + left)
+        job_run = await self._job_queue.start_run(job, recounted=sorted(_STAYED), left=left)
+        if job_run is None:
+            return False
+        stayed: Counter[str] = Counter()
 
         async def on_progress(batch: Counter[str]) -> None:
-            counts.update(batch)
-            for outcome in batch.keys() - _STAYED:
-                self._on_moved(outcome, batch[outcome])
-            await self._job_queue.record_progress(job, done=counts.total(), result=counts)
+            for outcome, count in batch.items():
+                if outcome in _STAYED:
+                    stayed[outcome] += count
+                else:
+                    self._on_moved(outcome, count)
 
-        run = (
+        move = (
             self._shovel.shovel
             if JobKind(job.kind) is JobKind.SHOVEL_SIDELINE
             else self._shovel.purge
         )
-        done = await run(
+        done = await move(
             request,
             should_continue,
             on_progress,
             limiter=self._rate_limiters.get(job.id, request.rate_per_s),
             requested_at=job.created_at,
+            run=job_run,
         )
         if done:
             self._rate_limiters.forget(job.id)
-            for outcome in counts.keys() & _STAYED:
-                self._on_moved(outcome, counts[outcome])
+            for outcome, count in stayed.items():
+                self._on_moved(outcome, count)
         return done
 
 

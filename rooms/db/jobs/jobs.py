@@ -25,6 +25,7 @@ from sqlalchemy import ColumnElement, RowMapping, Text, cast, exists, func, inse
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.bounded_lists import read_bounded
+from rooms.db.jobs.progress import START_RUN, JobRun
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, subscriptions
@@ -291,7 +292,7 @@ SELECT 0, j.kind FROM (SELECT 0) one LEFT JOIN (
 _UPDATE: Final = """
 WITH j AS (
     UPDATE jobs SET state = CASE state WHEN 'cancelled' THEN state ELSE %(state)s::text END,
-        done = coalesce(%(done)s::int8, done), total = coalesce(%(total)s::int8, total, CASE WHEN %(state)s::text = 'done' THEN nullif(done, 0) END), error = %(error)s::text,
+        done = greatest(done, %(done)s::int8), total = coalesce(%(total)s::int8, total, CASE WHEN %(state)s::text = 'done' THEN nullif(done, 0) END), error = %(error)s::text,
         updated_at = now(), result = coalesce(%(result)s::jsonb, result),
         finished_at = CASE WHEN state = 'cancelled' OR %(state)s::text IN ('done', 'failed') THEN now() END
     WHERE id = %(id)s::uuid AND (state IN ('queued', 'running') OR state = 'cancelled' AND %(state)s::text = 'running')
@@ -406,6 +407,18 @@ class JobQueue:
         """
         return bool((await self._writer.run(_HAS_OLDER_PUBLISH, {"at": at}))[0][0])
 
+    async def start_run(
+        self, job: OpenJob, *, recounted: Sequence[str] = (), left: int | None = None
+    ) -> JobRun | None:
+        """Begin a run of a job that has no other position, after which earlier ones do nothing.
+
+        `recounted`: counts that each run makes anew. `left`: rows that the job has still to do, for
+        its total (None: it stays). None: the job has ended.
+        """
+        parameters = {"job": job.id, "recounted": word_array(recounted), "left": left}
+        rows = await self._writer.run(START_RUN, parameters)
+        return JobRun(job.id, json.loads(rows[0][0])) if rows else None
+
     async def record_progress(
         self,
         job: OpenJob,
@@ -416,6 +429,7 @@ class JobQueue:
     ) -> None:
         """Record that the job is running and has come so far (None: as before).
 
+        `done` does not go back: a process that was frozen may write it after its successor.
         A job that was cancelled meanwhile stays cancelled, and counts what its last step did.
         """
         await self._update(job, JobState.RUNNING, done=done, total=total, result=result)
@@ -456,34 +470,3 @@ class JobQueue:
                 "result": counts,
             },
         )
-
-
-OPEN_JOB: Final = """open_job AS MATERIALIZED (
-    SELECT 1 AS one FROM jobs j WHERE j.id = %(job)s::uuid AND j.state IN ('queued', 'running')
-        AND j.position IS NOT DISTINCT FROM %(position)s::jsonb FOR UPDATE
-)"""
-"""Holds one row if the job is open and at the position that its runner expects. A step depends on
-it.
-"""
-
-_PROGRESS_CTE: Final = """progress AS (
-    UPDATE jobs j SET state = 'running', updated_at = now(), position = {position}, done = j.done + {done},
-        total = CASE WHEN j.total IS NOT NULL THEN greatest(j.total, j.done + {done}) END, result = coalesce(j.result, '{{}}') || coalesce((
-            SELECT jsonb_object_agg(c.what, c.n + coalesce((j.result ->> c.what)::int8, 0)) FROM ({counts}) c
-        ), '{{}}')
-    WHERE j.id = %(job)s::uuid AND EXISTS (SELECT FROM open_job) RETURNING j.position
-)"""
-
-
-def position_json(position: Mapping[str, Any] | None) -> str | None:
-    """Return a job's position as the parameter of a step."""
-    return None if position is None else json.dumps(dict(position))
-
-
-def progress_cte(*, position: str, done: str, counts: str) -> str:
-    """Build the last CTE of a step, which records the job's progress.
-
-    `position` is jsonb, `done` says how many more rows were read. `counts` selects (what, n): what
-    became of the rows. It is added to what was counted before.
-    """
-    return _PROGRESS_CTE.format(position=position, done=done, counts=counts)

@@ -6,24 +6,64 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
+from rooms.db.jobs.progress import IS_OPEN, OPEN_JOB, JobRun, progress_cte, run_parameters
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.sideline.entries import JOIN_DELIVERY, EntryRef, entry_arrays
 from rooms.db.statement_parts import JOIN_MESSAGE
 from rooms.db.writer import LogWriter
 from rooms.domain.state_machine import LogKind, Reason, State
 
+
+class ShovelOutcome(StrEnum):
+    """Say what became of a delivery that should be shoveled."""
+
+    QUEUED = "queued"
+    EXPIRED = "expired"
+    TOO_OFTEN = "too_often"
+    STALE = "stale"
+    """It is no longer sidelined at this generation, its message or subscription is gone, or another
+    process has it locked.
+    """
+
+
+_OVER: Final = "over"
+"""In the place of an outcome: the job's run is over, and nothing was done."""
 _ADVANCE_EXPIRED: Final = advance_ordering(
     f"SELECT room_id, id FROM u WHERE next = '{State.EXPIRED}'"  # noqa: S608 - constants of this package
 )
-_INPUT_ROWS: Final = """
-WITH v AS MATERIALIZED (
+_INPUT_ROWS: Final = f"""
+WITH {OPEN_JOB}, v AS MATERIALIZED (
     SELECT * FROM unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[]) WITH ORDINALITY AS v (room_id, id, generation, n)
+    WHERE {IS_OPEN}
 ), s AS MATERIALIZED (
     SELECT v.n, s.* FROM v CROSS JOIN LATERAL (
         SELECT * FROM sidelined s WHERE s.room_id = v.room_id AND s.id = v.id AND s.generation = v.generation
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) s
-)"""
+)"""  # noqa: S608 - constants of this package
+_SHOVEL_PROGRESS: Final = progress_cte(
+    position="j.position",
+    done="(SELECT count(*) FROM v)",
+    counts=f"""
+        SELECT next::text AS what, count(*) AS n FROM u GROUP BY next
+        UNION ALL SELECT '{ShovelOutcome.TOO_OFTEN}', count(*) FROM t WHERE next IS NULL HAVING count(*) > 0
+        UNION ALL SELECT '{ShovelOutcome.STALE}', n FROM (
+            SELECT (SELECT count(*) FROM v) - (SELECT count(*) FROM t WHERE next IS NULL) - (SELECT count(*) FROM u) AS n
+        ) x WHERE n > 0
+    """,  # noqa: S608 - constants of this package
+)
+_PURGE_PROGRESS: Final = progress_cte(
+    position="j.position",
+    done="(SELECT count(*) FROM v)",
+    counts=f"""
+        SELECT '{State.PURGED}' AS what, count(*) AS n FROM u
+        UNION ALL SELECT '{ShovelOutcome.STALE}', (SELECT count(*) FROM v) - (SELECT count(*) FROM u)
+    """,  # noqa: S608 - constants of this package
+)
+_RECORD_SKIPPED: Final = f"""
+WITH {OPEN_JOB}, {progress_cte(position="j.position", done="%(skipped)s::int8", counts=f"SELECT '{ShovelOutcome.TOO_OFTEN}' AS what, %(skipped)s::int8 AS n")}
+SELECT 0, count(*) FROM progress
+"""  # noqa: S608 - constants of this package
 
 # A shovel does not renew the lifetime: what expired meanwhile ends here. What was shoveled too
 # often stays.
@@ -61,9 +101,11 @@ _SHOVEL: Final = f"""{_INPUT_ROWS}, t AS MATERIALIZED (
         CASE next WHEN '{State.QUEUED}' THEN '{LogKind.SHOVELED}' ELSE '{LogKind.EXPIRED}' END, subscription_id, id,
         new_generation, attempt, event_type, event_version, correlation_id, policy, 0, %(host)s::text FROM u
     RETURNING 1
-){_ADVANCE_EXPIRED}
-SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, t.n, CASE WHEN u.n IS NOT NULL THEN u.next::text END, t.type
-FROM t LEFT JOIN u ON u.n = t.n UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL, NULL, NULL
+){_ADVANCE_EXPIRED}, {_SHOVEL_PROGRESS}
+SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, t.n,
+    CASE WHEN t.next IS NULL THEN '{ShovelOutcome.TOO_OFTEN}' WHEN u.n IS NULL THEN '{ShovelOutcome.STALE}' ELSE u.next::text END, t.type
+FROM t LEFT JOIN u ON u.n = t.n
+UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL, CASE WHEN NOT {IS_OPEN} THEN '{_OVER}' END, NULL
 """  # noqa: S608 - constants of this package
 
 _PURGE: Final = f"""{_INPUT_ROWS}, u AS (
@@ -79,21 +121,10 @@ _PURGE: Final = f"""{_INPUT_ROWS}, u AS (
         d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text
     FROM u d {JOIN_MESSAGE}
     RETURNING 1
-){advance_ordering("SELECT room_id, id FROM u")}
-SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, n FROM u UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL
+){advance_ordering("SELECT room_id, id FROM u")}, {_PURGE_PROGRESS}
+SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, n, NULL FROM u
+UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL, CASE WHEN NOT {IS_OPEN} THEN '{_OVER}' END
 """  # noqa: S608 - constants of this package
-
-
-class ShovelOutcome(StrEnum):
-    """Say what became of a delivery that should be shoveled."""
-
-    QUEUED = "queued"
-    EXPIRED = "expired"
-    TOO_OFTEN = "too_often"
-    STALE = "stale"
-    """It is no longer sidelined at this generation, its message or subscription is gone, or another
-    process has it locked.
-    """
 
 
 class ShovelQueries:
@@ -106,30 +137,44 @@ class ShovelQueries:
         self._writer = writer
 
     async def shovel(
-        self, entries: Sequence[EntryRef], *, max_shovels: int
-    ) -> list[tuple[ShovelOutcome, str | None]]:
+        self, entries: Sequence[EntryRef], *, max_shovels: int, run: JobRun | None = None
+    ) -> list[tuple[ShovelOutcome, str | None]] | None:
         """Queue deliveries again, unless they were shoveled `max_shovels` times.
 
         Their attempts count anew. Return what became of each, and the type of its subscription if
-        it is known. The caller must delete the entries.
+        it is known. The caller must delete the entries. The job of `run` counts what became of
+        them; None: that run is over, and nothing was done.
         """
         rows = await self._writer.run(
-            _SHOVEL, entry_arrays(entries) | {"most": max_shovels, "host": self._writer.host}
+            _SHOVEL,
+            entry_arrays(entries)
+            | run_parameters(run)
+            | {"most": max_shovels, "host": self._writer.host},
         )
         outcomes: list[tuple[ShovelOutcome, str | None]] = [(ShovelOutcome.STALE, None)] * len(
             entries
         )
-        for n, following, kind in rows:
-            outcomes[n - 1] = (
-                ShovelOutcome.TOO_OFTEN if following is None else ShovelOutcome(following),
-                kind,
-            )
+        for n, outcome, kind in rows:
+            if outcome == _OVER:
+                return None
+            outcomes[n - 1] = (ShovelOutcome(outcome), kind)
         return outcomes
 
-    async def purge(self, entries: Sequence[EntryRef]) -> list[EntryRef]:
+    async def purge(
+        self, entries: Sequence[EntryRef], *, run: JobRun | None = None
+    ) -> list[EntryRef] | None:
         """End deliveries as `purged`, and return those that ended.
 
-        The caller must delete the entries.
+        The caller must delete the entries. `run`, None: as for `shovel`.
         """
-        rows = await self._writer.run(_PURGE, entry_arrays(entries) | {"host": self._writer.host})
-        return [entries[n - 1] for (n,) in rows]
+        rows = await self._writer.run(
+            _PURGE, entry_arrays(entries) | run_parameters(run) | {"host": self._writer.host}
+        )
+        if any(over == _OVER for _, over in rows):
+            return None
+        return [entries[n - 1] for n, _ in rows]
+
+    async def record_skipped(self, run: JobRun, count: int) -> bool:
+        """Count deliveries that were shoveled too often; return False if the run is over."""
+        parameters = run_parameters(run) | {"skipped": count}
+        return bool((await self._writer.run(_RECORD_SKIPPED, parameters))[0][0])

@@ -29,7 +29,7 @@ from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.sideline.entries import SidelineEntries
-from rooms.db.sideline.queries import SidelineFilter, SidelineScan
+from rooms.db.sideline.queries import SidelineFilter, SidelineScan, scan_sideline
 from rooms.db.sideline.shovel import ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
@@ -38,7 +38,7 @@ from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry, Slot, StoredEntry
 from rooms.domain.rate_limiter import RateLimiter
 from rooms.domain.state_machine import Reason, State, SubscriptionType
-from rooms.errors import StaleEpochError
+from rooms.errors import StaleEpochError, StorageUnavailableError
 from rooms.ports import Clock, Magazine, Magazines
 from rooms.settings import SCHEMES
 from tests.support.installation import Installation, installed
@@ -731,6 +731,126 @@ async def test_what_stays_is_counted_once_however_often_a_job_goes_on(
     assert (row["state"], row["result"]) == ("done", {"queued": 3, "too_often": 4})
     assert (row["done"], row["total"]) == (7, 7)
     assert stage.moved == {"queued": 3, "too_often": 4}
+
+
+KINDS = [
+    ("shovel", JobKind.SHOVEL_SIDELINE, {"queued": 7, "too_often": 1}),
+    ("purge", JobKind.PURGE_SIDELINE, {"purged": 8}),
+]
+
+
+async def begun(stage: Stage, kind: JobKind) -> str:
+    """Request a job on eight deliveries, one of which was shoveled too often already."""
+    copies = await stage.sideline(8)
+    await stage.installation.rows(
+        "UPDATE deliveries SET shovels = 3 WHERE id = %s", copies[4].delivery_id
+    )
+    await stage.loader.run(always)
+    order = ShovelRequest(subscription=stage.subscription, selection=EVERYTHING)
+    return await job(stage, kind, order)
+
+
+async def check_counts(stage: Stage, identity: str, result: dict[str, int]) -> None:
+    (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    counts = {outcome: count for outcome, count in row["result"].items() if count}
+    assert (row["state"], counts, row["done"], row["total"]) == ("done", result, 8, 8)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize(("method", "kind", "result"), KINDS)
+async def test_a_job_counts_exactly_what_moved_while_connections_broke(
+    stage: Stage,
+    method: str,
+    kind: JobKind,
+    result: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    committed: bool,
+) -> None:
+    """Break the connection at each batch but the last one, after its commit or before it."""
+    identity = await begun(stage, kind)
+    real, broken = getattr(ShovelQueries, method), 0
+
+    async def breaks(*given: Any, **named: Any) -> Any:
+        nonlocal broken
+        if broken == 2:
+            return await real(*given, **named)
+        broken += 1
+        if committed:
+            await real(*given, **named)
+        raise StorageUnavailableError("the connection broke")
+
+    monkeypatch.setattr(ShovelQueries, method, breaks)
+    for _ in range(3):
+        await stage.jobs.run(always)
+    await check_counts(stage, identity, result)
+
+
+@pytest.mark.parametrize(("kind", "result"), [one[1:] for one in KINDS])
+async def test_a_frozen_holder_of_a_job_changes_nothing_when_it_wakes_up(
+    stage: Stage, kind: JobKind, result: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Freeze it after its first batch, and wake it up after its successor's first one."""
+    identity = await begun(stage, kind)
+    pages = 0
+    frozen, awake = asyncio.Event(), asyncio.Event()
+    delete, scan = SidelineShovel._delete_entries, SidelineShovel._scan
+
+    async def freezes(*given: Any) -> None:
+        await delete(*given)
+        if not frozen.is_set():
+            frozen.set()
+            await awake.wait()
+
+    async def counted(*given: Any) -> SidelineScan:
+        nonlocal pages
+        pages += 1
+        return await scan(*given)
+
+    monkeypatch.setattr(SidelineShovel, "_delete_entries", freezes)
+    first = asyncio.create_task(stage.jobs.run(lambda: not awake.is_set()))
+    async with asyncio.timeout(PATIENCE_S):
+        await frozen.wait()
+        successor = replace(stage, moved=Counter())
+        monkeypatch.setattr(SidelineShovel, "_scan", counted)
+        await successor.jobs.run(lambda: pages < 1)
+        awake.set()
+        await first
+    await successor.jobs.run(always)
+    await check_counts(stage, identity, result)
+
+
+async def test_an_older_run_of_a_job_moves_nothing(stage: Stage) -> None:
+    await stage.sideline(3)
+    order = ShovelRequest(subscription=stage.subscription, selection=EVERYTHING)
+    identity = await job(stage, JobKind.SHOVEL_SIDELINE, order)
+    queue, shovels = JobQueue(stage.writer), ShovelQueries(stage.writer)
+    (opened_job,) = await queue.fetch_open({JobKind.SHOVEL_SIDELINE})
+    older, newer = [await queue.start_run(opened_job, left=3) for _ in range(2)]
+    assert older is not None
+    assert newer is not None
+    async with transaction(stage.engine) as connection:
+        scan = await scan_sideline(
+            connection,
+            stage.installation.room,
+            stage.subscription,
+            EVERYTHING,
+            after=None,
+            limit=10,
+        )
+    refs = [one.ref for one in scan.found]
+    assert await shovels.shovel(refs, max_shovels=3, run=older) is None
+    assert await shovels.purge(refs, run=older) is None
+    assert not await shovels.record_skipped(older, 1)
+    assert await stage.installation.states() == {"sidelined": 3}
+    assert await shovels.purge(refs[:1], run=newer) == refs[:1]
+    await stage.installation.rows("UPDATE jobs SET state = 'cancelled' WHERE id = %s", identity)
+    assert await shovels.shovel(refs[1:], max_shovels=3, run=newer) is None
+    assert await shovels.purge(refs[1:], run=newer) is None
+    assert not await shovels.record_skipped(newer, 1)
+    assert await queue.start_run(opened_job) is None
+    (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    assert (row["result"], row["done"], row["total"]) == ({"purged": 1, "stale": 0}, 1, 3)
 
 
 async def test_a_sweep_runs_on_schedule_and_on_request(stage: Stage) -> None:

@@ -224,8 +224,13 @@ async def test_a_batch_answers_for_each_by_its_position(
         )
         for copy in copies
     ]
-    reported = [became for became, _ in await shovels.shovel(every, max_shovels=OFTEN)]
-    assert reported == [ShovelOutcome.TOO_OFTEN, ShovelOutcome.STALE, ShovelOutcome.QUEUED]
+    reported = await shovels.shovel(every, max_shovels=OFTEN)
+    assert reported is not None
+    assert [became for became, _ in reported] == [
+        ShovelOutcome.TOO_OFTEN,
+        ShovelOutcome.STALE,
+        ShovelOutcome.QUEUED,
+    ]
 
 
 async def test_a_purge_ends_it(
