@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol
 
+from delivery.maintenance.job_totals import JobTotals
 from delivery.maintenance.jobs import JobHandler, JobRunner
 from delivery.maintenance.task import ShouldContinue
+from rooms.db.job_progress import JobRun
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.queue.horizon import START as FIRST_ROW
 from rooms.db.queue.horizon import clear_migration_mark, may_need_migration, migrate_page
-from rooms.db.queue.resend import BATCH, START, ResendQueries, ResendRow
+from rooms.db.queue.resend import BATCH, SENT_AGAIN, START, ResendQueries, ResendRow
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.job import JobKind
@@ -43,7 +45,6 @@ SHORT_QUEUE_S: Final = 120.0
 COMPARE_S: Final = 10.0
 _COMPARE_SHARE: Final = 100
 _RETRY_SKIPPED_S: Final = 0.5
-_SENT_AGAIN: Final = "sent_again"
 _LOG_EVERY: Final = 50_000
 NOTHING_TO_DO: Final = (
     "PostgreSQL is the broker: what waits is in its tables, and there is no other copy to be lost"
@@ -80,6 +81,10 @@ def queue_scope(queue: SubscriptionId | None, *, before: datetime | None = None)
     )
 
 
+async def _ignore(_resent: int) -> None:
+    pass
+
+
 class Resender:
     """Walks over the rows of a scope, and then waits for those that a worker has claimed."""
 
@@ -92,11 +97,31 @@ class Resender:
         self._batch = batch
 
     async def run(
-        self, scope: ResendScope, should_continue: ShouldContinue, on_resent: OnResent
+        self,
+        scope: ResendScope,
+        should_continue: ShouldContinue,
+        on_resent: OnResent = _ignore,
+        *,
+        run: JobRun | None = None,
     ) -> bool:
-        """Send again, reporting each page's count to `on_resent`; return whether it finished."""
-        after, scanned = START, 0
+        """Send again, reporting each page's count to `on_resent`; return whether it finished.
+
+        The job of `run` counts what is sent again, until that run is over.
+        """
         skipped: dict[ResendRow, None] = {}
+        return await self._resend_all(
+            scope, should_continue, on_resent, run, skipped
+        ) and await self._resend_skipped(scope, should_continue, on_resent, run, skipped)
+
+    async def _resend_all(
+        self,
+        scope: ResendScope,
+        should_continue: ShouldContinue,
+        on_resent: OnResent,
+        run: JobRun | None,
+        skipped: dict[ResendRow, None],
+    ) -> bool:
+        after, scanned = START, 0
         dead = await self._queries.dead_writers()
         while True:
             if not should_continue():
@@ -107,18 +132,30 @@ class Resender:
                 subscription=scope.subscription,
                 dead_writers=dead,
                 before=scope.before,
+                run=run,
                 limit=self._batch,
             )
+            if page.is_over:
+                return False
             skipped.update(dict.fromkeys(page.skipped))
             if page.resent:
                 self._notify()
                 await on_resent(page.resent)
             # A page that is not full ends the walk, or it would go on while messages are published.
             if page.last is None or page.scanned < self._batch:
-                break
+                return True
             if (scanned + page.scanned) // _LOG_EVERY > scanned // _LOG_EVERY:
                 _log.info("recovery: %d rows scanned", scanned + page.scanned)
             after, scanned = page.last, scanned + page.scanned
+
+    async def _resend_skipped(
+        self,
+        scope: ResendScope,
+        should_continue: ShouldContinue,
+        on_resent: OnResent,
+        run: JobRun | None,
+        skipped: dict[ResendRow, None],
+    ) -> bool:
         while skipped:
             await asyncio.sleep(_RETRY_SKIPPED_S)
             dead = await self._queries.dead_writers()
@@ -127,8 +164,14 @@ class Resender:
                 if not should_continue():
                     return False
                 page = await self._queries.resend_skipped(
-                    batch, locations=scope.locations, dead_writers=dead, before=scope.before
+                    batch,
+                    locations=scope.locations,
+                    dead_writers=dead,
+                    before=scope.before,
+                    run=run,
                 )
+                if page.is_over:
+                    return False
                 skipped.update(dict.fromkeys(page.skipped))
                 if page.resent:
                     await on_resent(page.resent)
@@ -272,6 +315,7 @@ class RecoverJob:
         """Create it; no `loss_detector`: PostgreSQL is the broker. `notify` wakes the relay."""
         self._job_queue = job_queue
         self._queries = queries
+        self._totals = JobTotals(job_queue)
         self._loss_detector = loss_detector
         self._resender = Resender(queries, notify, batch=batch)
 
@@ -280,28 +324,21 @@ class RecoverJob:
         return {JobKind.RECOVER: self._recover}
 
     async def _recover(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
-        resent = int(job.result.get(_SENT_AGAIN, 0))
         if self._loss_detector is None:
             await self._job_queue.record_progress(
-                job, total=0, result={_SENT_AGAIN: 0, "told": NOTHING_TO_DO}
+                job, total=0, result={SENT_AGAIN: 0, "told": NOTHING_TO_DO}
             )
             return True
         since = await self._loss_detector.lost_since()
-        if job.total is None and should_continue():
-            await self._job_queue.record_progress(
-                job, total=sum((await self._queries.count_sent()).values()), result={_SENT_AGAIN: 0}
-            )
-
-        async def on_resent(count: int) -> None:
-            nonlocal resent
-            resent += count
-            await self._job_queue.record_progress(job, done=resent, result={_SENT_AGAIN: resent})
-
+        await self._totals.record(job, self._queries.count_sent_bounded, should_continue)
+        run = await self._job_queue.start_run(job)
+        if run is None:
+            return False
         # Deliveries that changed after the job's creation were sent after it. But a broker without
         # a sentinel may have been emptied later: it certainly has only those that changed after the
         # loss was seen.
         if not await self._resender.run(
-            ResendScope(before=since or job.created_at), should_continue, on_resent
+            ResendScope(before=since or job.created_at), should_continue, run=run
         ):
             return False
         if since is not None:

@@ -16,7 +16,7 @@ from delivery.maintenance.jobs import sleep_unless_stopped
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
 from rooms.db.connection import transaction
-from rooms.db.jobs.progress import JobRun
+from rooms.db.job_progress import JobRun
 from rooms.db.sideline.entries import EntryRef
 from rooms.db.sideline.queries import (
     SidelineFilter,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rooms.db.jobs.counts import count_bounded
+from rooms.db.bounded_counts import count_bounded
 from rooms.db.queries.restored_log import LEAST_RESTORED_END, is_restored
 from rooms.db.queue.expire import termination_statement
 from rooms.db.writer import LogWriter

@@ -25,7 +25,7 @@ from sqlalchemy import ColumnElement, RowMapping, Text, cast, exists, func, inse
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.bounded_lists import read_bounded
-from rooms.db.jobs.progress import START_RUN, JobRun
+from rooms.db.job_progress import START_RUN, JobRun
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, subscriptions

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from rooms.db.bounded_counts import count_bounded
 from rooms.db.catalog.subscriptions import interests_from_json, subscription_not_found
-from rooms.db.jobs.counts import count_bounded
-from rooms.db.jobs.progress import OPEN_JOB, position_json, progress_cte
+from rooms.db.job_progress import OPEN_JOB, position_json, progress_cte
 from rooms.db.operational.messages import IS_OPERATIONAL
 from rooms.db.pg_arrays import text_array, word_array
 from rooms.db.statement_parts import ROOM_LIFETIME_MS

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from rooms.db.jobs.counts import count_bounded
-from rooms.db.jobs.progress import OPEN_JOB, position_json, progress_cte
+from rooms.db.bounded_counts import count_bounded
+from rooms.db.job_progress import OPEN_JOB, position_json, progress_cte
 from rooms.db.pg_arrays import word_array
 from rooms.db.queue.expire import termination_statement
 from rooms.db.statement_parts import ROOM_LIFETIME_MS

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, cast
 
+from rooms.db.bounded_counts import count_bounded
+from rooms.db.job_progress import IS_OPEN, OPEN_JOB, JobRun, progress_cte, run_parameters
 from rooms.db.pg_arrays import number_array, word_array
 from rooms.db.statement_parts import JOIN_MESSAGE
 from rooms.db.writer import LogWriter, dead_writers
@@ -19,6 +21,8 @@ from rooms.domain.work_location import AT_BROKER, TO_RELAY, WorkLocation
 
 BATCH: Final = 1000
 _MAX_DEAD_WRITERS: Final = 1000
+SENT_AGAIN: Final = "sent_again"
+"""The name of the count in a job's result."""
 START: Final = (RoomId(-(1 << 31)), "00000000-0000-0000-0000-000000000000")
 """A position before every row."""
 
@@ -42,9 +46,9 @@ _BY_VERSION: Final = f"""
 # attempt, by a relay that has its receipt and has not marked it yet, or by a lock. No lock is
 # waited for.
 _RESEND_TEMPLATE: Final = """
-WITH page AS MATERIALIZED ({rows}), c AS MATERIALIZED (
+WITH {open_job}, page AS MATERIALIZED ({rows}), c AS MATERIALIZED (
     SELECT p.*, p.kind IN ({sent}) AS sent, p.claimed_until > now() AND NOT p.worker = ANY (%(dead)s::int4[]) AS claimed
-    FROM page p WHERE p.kind = ANY (%(kinds)s::int2[])
+    FROM page p WHERE {is_open} AND p.kind = ANY (%(kinds)s::int2[])
         AND (%(subscription)s::uuid IS NULL OR p.subscription_id = %(subscription)s::uuid)
 ), free AS MATERIALIZED (
     SELECT c.room_id, c.id, c.generation, c.attempt FROM c CROSS JOIN LATERAL (
@@ -69,8 +73,8 @@ WITH page AS MATERIALIZED ({rows}), c AS MATERIALIZED (
 ), spared AS MATERIALIZED (
     SELECT c.* FROM c WHERE c.claimed OR c.sent AND NOT EXISTS (
         SELECT FROM free f WHERE f.room_id = c.room_id AND f.id = c.id OFFSET 0)
-)
-SELECT (SELECT count(*) FROM l), 0, (SELECT count(*) FROM d), (SELECT count(*) FROM page), NULL, NULL::int4
+), {progress}
+SELECT (SELECT count(*) FROM l), 0, (SELECT count(*) FROM d), (SELECT count(*) FROM page), NULL, ({is_open})::int4
 UNION ALL SELECT 0, 1, NULL, room_id, id::text, NULL
     FROM (SELECT room_id, id FROM page ORDER BY room_id DESC, id DESC LIMIT 1) last
 UNION ALL SELECT 0, 2, generation, room_id, id::text, attempt FROM spared
@@ -79,6 +83,13 @@ UNION ALL SELECT 0, 2, generation, room_id, id::text, attempt FROM spared
 
 def _resend_statement(rows: str) -> str:
     return _RESEND_TEMPLATE.format(
+        open_job=OPEN_JOB,
+        is_open=IS_OPEN,
+        progress=progress_cte(
+            position="j.position",
+            done="(SELECT count(*) FROM d)",
+            counts=f"SELECT '{SENT_AGAIN}' AS what, count(*) AS n FROM d",  # noqa: S608 - a constant
+        ),
         rows=rows,
         join_message=JOIN_MESSAGE,
         sent=", ".join(f"{place:d}" for place in AT_BROKER),
@@ -96,6 +107,13 @@ SELECT 0, CASE WHEN kind = {WorkLocation.PULL_AT_BROKER:d} THEN subscription_id 
 WHERE kind IN ({AT_BROKER[0]:d}, {AT_BROKER[1]:d}) GROUP BY 2 UNION ALL SELECT 0, NULL, NULL
 """  # noqa: S608 - constants of this package
 
+# The bound is of the rows that are read: no index finds those in the broker.
+_COUNT_SENT: Final = f"""
+SELECT 0, CASE WHEN count(*) < %(most)s::int4 THEN count(*) FILTER (WHERE kind IN ({AT_BROKER[0]:d}, {AT_BROKER[1]:d}))
+    ELSE %(most)s::int4 END
+FROM (SELECT kind FROM outbox ORDER BY room_id, id LIMIT %(most)s::int4) o
+"""  # noqa: S608 - constants of this package
+
 _DATABASE_TIME: Final = "SELECT 0, now()"
 
 
@@ -107,13 +125,15 @@ ResendRow = tuple[RoomId, DeliveryId, int, int]
 class ResendPage:
     """Hold one step of a walk: `resent` rows are sent again, `skipped` are in use.
 
-    `scanned` rows were read up to `last` (None: there were no more).
+    `scanned` rows were read up to `last` (None: there were no more). `is_over`: the job's run is
+    over, and nothing was done.
     """
 
     resent: int
     skipped: Sequence[ResendRow]
     scanned: int
     last: tuple[RoomId, str] | None
+    is_over: bool = False
 
 
 class ResendQueries:
@@ -133,17 +153,18 @@ class ResendQueries:
         subscription: SubscriptionId | None,
         dead_writers: Collection[int],
         before: datetime | None = None,
+        run: JobRun | None = None,
         limit: int = BATCH,
     ) -> ResendPage:
         """Have the next rows sent again that are in one of `locations`.
 
         They are those of one subscription or (None) of all. `before`: only deliveries that have not
         changed since. Claimed rows are skipped, unless one of `dead_writers` claimed them. That
-        includes rows to send: they may have been sent.
+        includes rows to send: they may have been sent. The job of `run` counts what is sent again.
         """
         room, identity = after
         parameters = {
-            **self._parameters(locations, subscription, dead_writers, before),
+            **self._parameters(locations, subscription, dead_writers, before, run),
             "room": room,
             "id": identity,
             "limit": limit,
@@ -157,10 +178,11 @@ class ResendQueries:
         locations: Collection[WorkLocation],
         dead_writers: Collection[int],
         before: datetime | None = None,
+        run: JobRun | None = None,
     ) -> ResendPage:
         """Try rows again that an earlier call skipped, if they are still at their version."""
         parameters = {
-            **self._parameters(locations, None, dead_writers, before),
+            **self._parameters(locations, None, dead_writers, before, run),
             "rooms": number_array(row[0] for row in rows),
             "ids": word_array(row[1] for row in rows),
             "generations": number_array(row[2] for row in rows),
@@ -174,6 +196,10 @@ class ResendQueries:
             None if name is None else SubscriptionId(name): count
             for name, count in await self._writer.run(_SENT_COUNTS, {})
         }
+
+    async def count_sent_bounded(self) -> int | None:
+        """Count all rows whose copy is in the broker; None: the outbox has too many rows."""
+        return await count_bounded(self._writer, _COUNT_SENT, {})
 
     async def database_time(self) -> datetime:
         """Return PostgreSQL's time."""
@@ -190,8 +216,9 @@ class ResendQueries:
         subscription: SubscriptionId | None,
         dead_writers: Collection[int],
         before: datetime | None,
+        run: JobRun | None,
     ) -> dict[str, object]:
-        return {
+        return run_parameters(run) | {
             "kinds": number_array(int(place) for place in locations),
             "subscription": subscription,
             "dead": number_array(dead_writers),
@@ -201,11 +228,11 @@ class ResendQueries:
 
 
 def _page(rows: Sequence[tuple[object, ...]]) -> ResendPage:
-    restored, seen, last = 0, 0, None
+    restored, seen, last, is_over = 0, 0, None, False
     spared: list[ResendRow] = []
     for what, number, room, identity, attempt in rows:
         if what == 0:
-            restored, seen = int(str(number)), int(str(room))
+            restored, seen, is_over = int(str(number)), int(str(room)), attempt == 0
         elif what == 1:
             last = (RoomId(int(str(room))), str(identity))
         else:
@@ -217,4 +244,4 @@ def _page(rows: Sequence[tuple[object, ...]]) -> ResendPage:
                     int(str(attempt)),
                 )
             )
-    return ResendPage(resent=restored, skipped=spared, scanned=seen, last=last)
+    return ResendPage(resent=restored, skipped=spared, scanned=seen, last=last, is_over=is_over)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from rooms.db.jobs.progress import IS_OPEN, OPEN_JOB, JobRun, progress_cte, run_parameters
+from rooms.db.job_progress import IS_OPEN, OPEN_JOB, JobRun, progress_cte, run_parameters
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.sideline.entries import JOIN_DELIVERY, EntryRef, entry_arrays
 from rooms.db.statement_parts import JOIN_MESSAGE

@@ -9,7 +9,7 @@ from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.replay import ReplayJob
 from delivery.maintenance.restore import ClearJob, RestoreJob
 from rooms.clock import SystemClock
-from rooms.db.jobs import counts
+from rooms.db import bounded_counts
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.jobs.replay import ReplayQueries
@@ -82,7 +82,7 @@ async def test_a_job_with_many_rows_counts_them_once_and_no_more_than_needed(
     arguments: dict[str, Any],
     most: int,
 ) -> None:
-    monkeypatch.setattr(counts, "MAX_COUNTED", most)
+    monkeypatch.setattr(bounded_counts, "MAX_COUNTED", most)
     subscription = await installation.subscribe()
     for _ in range(COUNT):
         await installation.publish(subscription, state=State.DELIVERED)
@@ -120,7 +120,7 @@ async def test_the_total_of_a_rooms_deletion_has_a_bound(
     total: int | None,
 ) -> None:
     """Check it with two deliveries and two messages."""
-    monkeypatch.setattr(counts, "MAX_COUNTED", most)
+    monkeypatch.setattr(bounded_counts, "MAX_COUNTED", most)
     subscription = await installation.subscribe()
     for _ in range(2):
         await installation.publish(subscription, state=State.DELIVERED)

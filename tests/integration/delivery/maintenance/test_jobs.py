@@ -10,6 +10,7 @@ import pytest
 from delivery.maintenance.jobs import JobHandler, JobRunner, sleep_unless_stopped
 from delivery.maintenance.resend import NOTHING_TO_DO, LossDetector, RecoverJob
 from delivery.maintenance.task import ShouldContinue
+from rooms.db import bounded_counts
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.queue.resend import ResendQueries
 from rooms.db.writer import LogWriter
@@ -17,7 +18,7 @@ from rooms.domain.ids import JobId
 from rooms.domain.job import JobKind
 from rooms.domain.state_machine import State, SubscriptionType
 from rooms.domain.work_location import WorkLocation
-from rooms.errors import StorageRefusedError
+from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.ports import Broker
 from tests.integration.delivery.maintenance.test_resend import scheduled, sent
 from tests.integration.delivery.maintenance.test_service import always, ask, job, leased
@@ -349,6 +350,73 @@ async def test_a_repeated_recovery_sends_nothing_twice(
     assert sorted(broker.sent) == sorted(f"{copy.delivery_id}:1:0" for copy in copies)
     row = await job(installation, identity)
     assert (row["state"], row["result"]) == ("done", {"sent_again": 6})
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_recovery_counts_exactly_what_was_sent_while_connections_broke(
+    installation: Installation,
+    writer: LogWriter,
+    broker: Counting,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    committed: bool,
+) -> None:
+    """Break the connection at the first pages, after their commit or before it."""
+    await sent(installation, await installation.subscribe(), count=6)
+    await broker.put_sentinel()
+    identity = await recover(installation)
+    resend, broken = ResendQueries.resend, 0
+
+    async def breaks(*given: Any, **named: Any) -> Any:
+        nonlocal broken
+        if broken == 2:
+            return await resend(*given, **named)
+        broken += 1
+        if committed:
+            await resend(*given, **named)
+        raise StorageUnavailableError("the connection broke")
+
+    monkeypatch.setattr(ResendQueries, "resend", breaks)
+    jobs = recovering(writer, broker, batch=2)
+    for _ in range(3):
+        await jobs.run(always)
+    row = await job(installation, identity)
+    assert (row["state"], row["done"], row["total"]) == ("done", 6, 6)
+    assert row["result"] == {"sent_again": 6}
+
+
+@pytest.mark.parametrize("others", [0, 3])
+async def test_a_recovery_counts_no_more_rows_than_other_jobs(
+    installation: Installation,
+    writer: LogWriter,
+    broker: Counting,
+    monkeypatch: pytest.MonkeyPatch,
+    others: int,
+) -> None:
+    """Without a total until it is done, if the outbox has many rows, wherever their copies are."""
+    subscription = await installation.subscribe()
+    await sent(installation, subscription, count=6 - others)
+    for _ in range(others):
+        await installation.queue(*await installation.publish(subscription), shape=RELAYED)
+    await broker.put_sentinel()
+    steps = 0
+
+    def few_steps() -> bool:
+        nonlocal steps
+        steps += 1
+        return steps < 6
+
+    monkeypatch.setattr(bounded_counts, "MAX_COUNTED", 5)
+    identity = await recover(installation)
+    jobs = recovering(writer, broker, batch=1, look_s=3600)
+    await jobs.run(few_steps)
+    row = await job(installation, identity)
+    assert (row["state"], row["total"]) == ("running", None)
+    await jobs.run(always)
+    row = await job(installation, identity)
+    assert (row["state"], row["done"], row["total"]) == ("done", 6 - others, 6 - others)
+    monkeypatch.setattr(bounded_counts, "MAX_COUNTED", 6)
+    assert await ResendQueries(writer).count_sent_bounded() == 0
 
 
 async def test_the_sentinel_is_written_after_everything_was_sent_again(
