@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, or_, select, type_coerce, update
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
@@ -301,6 +301,8 @@ async def update_subscription(
 
     NotFoundError; ConflictError: the name is taken. The transaction must have called `touch_room`.
     """
+    if columns.get("push_url", subscription.push_url) != subscription.push_url:
+        await _forget_failures(connection, subscription)
     statement = (
         update(subscriptions)
         .where(
@@ -317,13 +319,21 @@ async def update_subscription(
         raise _taken(exc, columns.get("name")) from exc
     if row is None:
         raise subscription_not_found(subscription.id)
-    changed = subscription_from_row(row)
-    if changed.push_url != subscription.push_url:
-        # What the former address answered does not disable the new one.
-        own = lanes.c.room_id == subscription.room_id, lanes.c.id == subscription.id
-        failing = lanes.c.failing_since.is_not(None)
-        await connection.execute(update(lanes).where(*own, failing).values(failing_since=None))
-    return changed
+    return subscription_from_row(row)
+
+
+async def _forget_failures(connection: AsyncConnection, subscription: Subscription) -> None:
+    """Clear the failures of an address: they do not disable the next one.
+
+    This locks the lane, also one without a row, before the subscription. Workers do so as well: the
+    other way round, each could wait for the other.
+    """
+    lane = insert(lanes).values(room_id=subscription.room_id, id=subscription.id)
+    await connection.execute(
+        lane.on_conflict_do_update(
+            index_elements=[lanes.c.room_id, lanes.c.id], set_={"failing_since": None}
+        )
+    )
 
 
 async def set_status(

@@ -72,11 +72,15 @@ WITH l AS (
 # What was found out is about one address since one resume: it disables no other one. The version
 # would not do, since the circuit raises it.
 _TARGET: Final = "substring(s.push_url FROM '^[^:]+://[^/?]+')"
+# The room is locked before the subscription, as the API does that: the other way round, each could
+# wait for the other.
 _DISABLE: Final = f"""
-WITH s AS (
+WITH locked AS MATERIALIZED (
+    SELECT FROM rooms WHERE id = %(room)s::int4 FOR NO KEY UPDATE
+), s AS (
     UPDATE subscriptions s SET status = 'disabled', status_reason = %(reason)s, status_since = now(), updated_at = now(),
         version = version + 1
-    WHERE s.room_id = %(room)s::int4 AND s.id = %(subscription)s::uuid AND s.status || '' = 'active'
+    WHERE EXISTS (SELECT FROM locked) AND s.room_id = %(room)s::int4 AND s.id = %(subscription)s::uuid AND s.status || '' = 'active'
         AND s.push_url = %(push_url)s::text AND s.status_since = %(status_since)s::timestamptz AND (
         %(failing_ms)s::int8 IS NULL OR EXISTS (
             SELECT FROM lanes l WHERE l.room_id = s.room_id AND l.id = s.id

@@ -6,15 +6,23 @@ And the message about a disabled endpoint.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from rooms.db.catalog.rooms import touch_shared_room
+from rooms.db.catalog.subscriptions import find_subscription, update_subscription
+from rooms.db.connection import open_engine, transaction
 from rooms.db.queue.holds import HeldGroup, Holds
 from rooms.db.queue.throttle import DISABLED_EVENT, SharedLaneState, TokenRequest
-from rooms.db.writer import LogWriter
+from rooms.db.writer import LogWriter, session_name
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId
+from rooms.domain.ids import DeliveryId, KeyId, MessageId, SubscriptionId
+from rooms.domain.principal import Principal
+from rooms.domain.room import Subscription
 from rooms.domain.state_machine import Reason, State
 from rooms.metrics import Metrics
 from tests.support.installation import PATIENCE_S, Installation, now_ms, until
@@ -27,6 +35,13 @@ async def writers(database: str) -> AsyncIterator[tuple[LogWriter, LogWriter]]:
         LogWriter(database, kind="settler") as two,
     ):
         yield one, two
+
+
+@pytest.fixture
+async def engine(database: str) -> AsyncIterator[AsyncEngine]:
+    engine = open_engine(database, size=2)
+    yield engine
+    await engine.dispose()
 
 
 async def held(
@@ -76,6 +91,108 @@ async def test_a_circuit_counts_for_nothing_once_it_is_set_off(
     await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
     await installation.change(subscription, circuit_failures=0)
     assert not (await installation.endpoint_record(subscription)).circuit_open
+
+
+@asynccontextmanager
+async def after_each_statement(
+    connection: AsyncConnection, then: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Await `then` after each statement of the connection."""
+    execute = AsyncConnection.execute
+
+    async def executed(own: AsyncConnection, *given: Any, **named: Any) -> Any:
+        found = await execute(own, *given, **named)
+        if own is connection:
+            await then()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AsyncConnection, "execute", executed)
+        yield
+
+
+async def worker_waits(installation: Installation) -> None:
+    """Return when a writer waits for a lock."""
+
+    async def waits() -> bool:
+        found = await installation.rows(
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
+            " AND wait_event_type = 'Lock' AND datname = current_database()",
+            session_name("settler"),
+        )
+        return bool(found)
+
+    await until(waits, "the worker to wait for a lock")
+
+
+async def catalog_subscription(
+    connection: AsyncConnection, installation: Installation, subscription: SubscriptionId
+) -> Subscription:
+    principal = Principal(
+        key_id=KeyId("test"), organisation_id=installation.organisation, scopes=frozenset()
+    )
+    return await find_subscription(connection, principal, subscription)
+
+
+@pytest.mark.parametrize("failing", [True, False])
+async def test_a_new_address_and_the_work_of_a_worker_do_not_deadlock(
+    installation: Installation,
+    writers: tuple[LogWriter, LogWriter],
+    engine: AsyncEngine,
+    *,
+    failing: bool,
+) -> None:
+    """Let the worker lock what it can after the first statement that changes the address."""
+    subscription = await installation.subscribe(circuit_failures=3)
+    shared = SharedLaneState(writers[0])
+    if failing:
+        assert await shared.mark_failing(subscription)
+    opening: asyncio.Task[bool] | None = None
+
+    async def let_worker_begin() -> None:
+        nonlocal opening
+        if opening is None:
+            opening = asyncio.create_task(shared.open_circuit(subscription, open_ms=60_000))
+            await worker_waits(installation)
+
+    async with transaction(engine) as connection:
+        before = await catalog_subscription(connection, installation, subscription)
+        async with after_each_statement(connection, let_worker_begin):
+            columns = {"push_url": "https://new.example/hook"}
+            await update_subscription(connection, before, columns)
+    assert opening is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert await opening
+    after = await installation.endpoint_record(subscription)
+    assert (after.push_url, after.circuit_open, after.failing) == (
+        "https://new.example/hook",
+        True,
+        False,
+    )
+
+
+async def test_a_change_of_a_subscription_and_its_disabling_do_not_deadlock(
+    installation: Installation, writers: tuple[LogWriter, LogWriter], engine: AsyncEngine
+) -> None:
+    """The API locks the room before the subscription: so must the worker that disables it."""
+    subscription = await installation.subscribe()
+    tried = await installation.endpoint_record(subscription)
+    writer = writers[0]
+    async with transaction(engine) as connection:
+        before = await catalog_subscription(connection, installation, subscription)
+        await touch_shared_room(connection, installation.room)
+        disabling = asyncio.create_task(
+            SharedLaneState(writer).disable(tried, reason="gone", messages=[], deliveries=[])
+        )
+        await worker_waits(installation)
+        await update_subscription(connection, before, {"name": "other"})
+    async with asyncio.timeout(PATIENCE_S):
+        assert await disabling
+    ((name, status),) = [
+        (row["name"], row["status"])
+        for row in await installation.rows("SELECT name, status FROM subscriptions")
+    ]
+    assert (name, status) == ("other", "disabled")
 
 
 async def test_one_probe_in_a_period_by_any_worker(
