@@ -7,6 +7,7 @@ seals, and all of them open. Texts of versions before that name no key; each key
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
@@ -119,36 +120,55 @@ def open_cipher(text: str | None, data: Path) -> Cipher:
 
     A change of the file takes effect at the next use. SettingsError: see `read_secret_keys`.
     """
-    keys = read_secret_keys(text, data)
     if text is not None:
-        return Cipher(*keys)
-    return Cipher(*keys, changed_keys=_KeyFile(data / KEY_FILE).changed_keys)
+        return Cipher(*read_secret_keys(text, data))
+    _ensure_key_file(data / KEY_FILE, os.urandom)
+    file = _KeyFile(data / KEY_FILE)
+    return Cipher(*file.read(), changed_keys=file.changed_keys)
 
 
 class _KeyFile:
-    """Notice when the file of the keys was replaced."""
+    """Read the file of the keys, and notice when it was replaced or its permissions were changed.
+
+    A file that cannot be read is read again at each use: its owner may be mended, and a process
+    that is short of files may have some again. Each version that cannot be read is logged once.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = self._version()
+        self._seen: tuple[int, ...] | None = None
+        """The version whose keys were read."""
+        self._reported: tuple[tuple[int, ...] | None, str] | None = None
 
-    def _version(self) -> tuple[int, int, int] | None:
+    def _version(self) -> tuple[int, ...]:
+        found = self._path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+    def read(self) -> Sequence[bytes]:
+        """Return the keys. SettingsError: the file cannot be read."""
         try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+            # Before reading: a file that is replaced meanwhile is read once more, and not missed.
+            version = self._version()
+        except OSError as exc:
+            raise SettingsError([f"{self._path}: {exc}"]) from exc
+        keys = _read_key_file(self._path)
+        self._seen = version
+        return keys
 
     def changed_keys(self) -> Sequence[bytes] | None:
-        version = self._version()
-        if version is None or version == self._seen:
-            return None
-        self._seen = version
+        version: tuple[int, ...] | None = None
         try:
-            return _read_key_file(self._path)
-        except SettingsError as exc:
-            _log.error("the secret keys stay as they were: %s", exc)
+            version = self._version()
+            if version == self._seen:
+                return None
+            keys = self.read()
+        except (OSError, SettingsError) as exc:
+            if (version, str(exc)) != self._reported:
+                self._reported = version, str(exc)
+                _log.error("the secret keys stay as they were: %s", exc)
             return None
+        self._reported = None
+        return keys
 
 
 def read_secret_keys(
@@ -163,13 +183,8 @@ def read_secret_keys(
     """
     if text is not None:
         return _parse_keys(text.split(","), KEY_VARIABLE)
-    path = data / KEY_FILE
-    try:
-        if not path.exists():
-            _create_key_file(path, random)
-    except OSError as exc:
-        raise SettingsError([f"{path}: {exc}"]) from exc
-    return _read_key_file(path)
+    _ensure_key_file(data / KEY_FILE, random)
+    return _read_key_file(data / KEY_FILE)
 
 
 def _read_key_file(path: Path) -> Sequence[bytes]:
@@ -188,18 +203,50 @@ def new_secret_key() -> bytes:
 def replace_key_file(data: Path, keys: Sequence[bytes]) -> None:
     """Write these keys, the one that seals first, as the file that only its owner reads.
 
+    Owner, group and mode of a former file stay: the processes that read it must read this one.
     Other processes see the former keys or these, and nothing in between, also after a crash.
-    SettingsError: it cannot be written.
+    SettingsError: it cannot be written, or not with the former owner.
     """
     path = data / KEY_FILE
     try:
         own = _write_private(path, keys)
-        own.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(directory)
+            _keep_access(path, own)
+            own.replace(path)
         finally:
-            os.close(directory)
+            own.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as exc:
+        raise SettingsError([f"{path}: {exc}"]) from exc
+
+
+def _keep_access(former: Path, own: Path) -> None:
+    """Give `own` the owner, group and mode of the former file, if there is one."""
+    try:
+        found = former.stat()
+    except FileNotFoundError:
+        return
+    descriptor = os.open(own, os.O_RDONLY)
+    try:
+        present = os.fstat(descriptor)
+        if (present.st_uid, present.st_gid) != (found.st_uid, found.st_gid):
+            os.fchown(descriptor, found.st_uid, found.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+        os.fsync(descriptor)
+    except PermissionError as exc:
+        problem = (
+            f"{former}: a new file cannot keep its owner and group ({found.st_uid}:"
+            f"{found.st_gid}), whose processes read it: run this as that user, or as root"
+        )
+        raise SettingsError([problem]) from exc
+    finally:
+        os.close(descriptor)
+
+
+def _ensure_key_file(path: Path, random: Callable[[int], bytes]) -> None:
+    try:
+        if not path.exists():
+            _create_key_file(path, random)
     except OSError as exc:
         raise SettingsError([f"{path}: {exc}"]) from exc
 
@@ -214,6 +261,16 @@ def _create_key_file(path: Path, random: Callable[[int], bytes]) -> None:
             os.link(own, path)
     finally:
         own.unlink(missing_ok=True)
+    # Also where another process made the link: something may be sealed with the key from now on.
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _write_private(path: Path, keys: Sequence[bytes]) -> Path:

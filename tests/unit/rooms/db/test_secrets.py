@@ -1,9 +1,12 @@
 """Secrets at rest, and the key they are sealed with."""
 
+import errno
+import os
 import stat
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -157,3 +160,90 @@ def test_a_process_keeps_its_keys_when_the_file_is_spoilt_or_gone(
     (tmp_path / KEY_FILE).unlink()
     assert running.encrypt(b"c").startswith(Cipher(OLD).prefix)
     assert running.decrypt(sealed) == b"a"
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Let each read of a file fail until the patches are undone."""
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(Path, "read_text", fail)
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EMFILE])
+def test_a_replaced_file_that_cannot_be_read_is_read_again(
+    error: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replace_key_file(tmp_path, [OLD])
+    running = open_cipher(None, tmp_path)
+    replace_key_file(tmp_path, [NEW, OLD])
+    with pytest.MonkeyPatch.context() as patch:
+        unreadable(patch, error)
+        for _ in range(3):
+            assert running.encrypt(b"a").startswith(Cipher(OLD).prefix)
+    assert caplog.text.count("stay as they were") == 1, "it is logged once"
+    assert running.encrypt(b"b").startswith(Cipher(NEW).prefix)
+
+
+def test_a_file_that_is_replaced_while_a_process_starts_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_key_file(tmp_path, [OLD])
+    read = Path.read_text
+
+    def read_and_replace(path: Path, *args: Any, **kwargs: Any) -> str:
+        text = read(path, *args, **kwargs)
+        monkeypatch.undo()
+        replace_key_file(tmp_path, [NEW, OLD])
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_and_replace)
+    running = open_cipher(None, tmp_path)
+    assert running.encrypt(b"a").startswith(Cipher(NEW).prefix)
+
+
+def test_a_file_whose_owner_is_mended_is_noticed(tmp_path: Path) -> None:
+    """Neither the time of its content nor its size shows that; the time of its change does."""
+    replace_key_file(tmp_path, [OLD])
+    path = tmp_path / KEY_FILE
+    running = open_cipher(None, tmp_path)
+    before = path.stat()
+    path.write_bytes(b64encode(NEW) + b"\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (
+        before.st_ino, before.st_mtime_ns, before.st_size
+    )  # fmt: skip
+    assert running.encrypt(b"a").startswith(Cipher(NEW).prefix)
+
+
+def test_a_replaced_file_keeps_its_owner_and_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_key_file(tmp_path, [OLD])
+    path = tmp_path / KEY_FILE
+    path.chmod(0o640)
+    service = 65_534 if os.geteuid() == 0 else os.geteuid()
+    os.chown(path, service, -1)
+    replace_key_file(tmp_path, [NEW, OLD])
+    found = path.stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (service, 0o640)
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    with pytest.raises(SettingsError, match="keep its owner"):
+        replace_key_file(tmp_path, [NEW])
+    assert read_secret_keys(None, tmp_path) == [NEW, OLD]
+    assert [one.name for one in tmp_path.iterdir()] == [KEY_FILE]
+
+
+def test_a_new_file_survives_a_crash_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    read_secret_keys(None, tmp_path)
+    assert synced == [(tmp_path / KEY_FILE).stat().st_ino, tmp_path.stat().st_ino]
