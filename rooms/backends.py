@@ -59,6 +59,11 @@ class ProcessRecord:
     running: bool
     """It gave a sign of life recently, and has not stopped."""
     backends: Backends
+    secret_keys: tuple[str, ...] | None = None
+    """Names of the keys that it has, the one with which it seals first.
+
+    None: it seals and opens nothing, or is of a version that does not record them.
+    """
 
     @property
     def label(self) -> str:

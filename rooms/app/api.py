@@ -290,7 +290,7 @@ async def serve_api(
     """Serve until `stop_hook` stops it; counters go to `metrics`, which several parts may share."""
     async with (
         open_services(settings, database_url, metrics) as services,
-        process_registration(settings, database_url, "serve"),
+        process_registration(settings, database_url, "serve", cipher=services.cipher),
     ):
         # Building the routes takes a quarter of a second, which would block a worker in the same
         # process.

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 import psycopg
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 15.0
 """Seconds between two confirmations: a third of the time after which a process counts as dead."""
+_KEYS_POLL_S: Final = 1.0
 _RETRY_S: Final = 2.0
 _REMOVE_TIMEOUT_S: Final = 2.0
 _MAX_LABELS: Final = 3
@@ -79,10 +81,18 @@ async def open_sealing(settings: Settings, database_url: str) -> Cipher:
 
 @asynccontextmanager
 async def process_registration(
-    settings: Settings, database_url: str, kind: str, *, interval_s: float = HEARTBEAT_S
+    settings: Settings,
+    database_url: str,
+    kind: str,
+    *,
+    cipher: Cipher | None = None,
+    interval_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[None]:
-    """Keep this process on record within the block, also while PostgreSQL comes and goes."""
-    registration = _RegistrationTask(settings, database_url, kind)
+    """Keep this process on record within the block, also while PostgreSQL comes and goes.
+
+    `cipher`: the one with which it seals. A change of its keys is recorded within seconds.
+    """
+    registration = _RegistrationTask(settings, database_url, kind, cipher)
     stop = asyncio.Event()
     task = asyncio.create_task(registration.run(interval_s, stop))
     try:
@@ -96,8 +106,11 @@ async def process_registration(
 
 
 class _RegistrationTask:
-    def __init__(self, settings: Settings, database_url: str, kind: str) -> None:
+    def __init__(
+        self, settings: Settings, database_url: str, kind: str, cipher: Cipher | None
+    ) -> None:
         self._database_url = database_url
+        self._cipher = cipher
         self._registered = False
         self._reported: frozenset[str] = frozenset()
         self._process = ProcessRecord(
@@ -112,9 +125,23 @@ class _RegistrationTask:
     async def run(self, interval_s: float, stop: asyncio.Event) -> None:
         while not stop.is_set():
             pause_s = interval_s if await self._record_heartbeat() else min(_RETRY_S, interval_s)
-            await wait_first(stop.wait(), timeout_s=pause_s)
+            while pause_s > 0 and not stop.is_set() and not self._keys_changed():
+                await wait_first(stop.wait(), timeout_s=min(pause_s, _KEYS_POLL_S))
+                pause_s -= _KEYS_POLL_S
+
+    def _keys_changed(self) -> bool:
+        """Return whether the keys are others than the record says."""
+        return self._present_keys() != self._process.secret_keys
+
+    def _present_keys(self) -> tuple[str, ...] | None:
+        if self._cipher is None:
+            return None
+        self._cipher.reload()
+        return self._cipher.key_ids
 
     async def _record_heartbeat(self) -> bool:
+        # A record that could not be written is repeated after a pause, whatever it says.
+        self._process = replace(self._process, secret_keys=self._present_keys())
         try:
             async with open_connection(self._database_url, name="rooms registration") as connection:
                 await heartbeat(connection, self._process)

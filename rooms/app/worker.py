@@ -73,7 +73,9 @@ async def serve_worker(
         broker = await stack.enter_async_context(
             open_own_broker(settings, settings.broker_url or database_url)
         )
-        await stack.enter_async_context(process_registration(settings, database_url, "worker"))
+        await stack.enter_async_context(
+            process_registration(settings, database_url, "worker", cipher=cipher)
+        )
         with stop_hook(stop.set):
             await run_push(
                 database_url=database_url,

@@ -11,8 +11,8 @@ import psycopg
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.key_takeover import Use, await_takeover, sealing_processes
 from rooms.db.connection import Connection, open_connection
-from rooms.db.processes import read_processes
 from rooms.db.sealing import (
     ResealProgress,
     count_by_key,
@@ -44,9 +44,8 @@ _WRITERS_WAIT_S: Final = 60.0
 _POLL_S: Final = 0.1
 _PROGRESS_BATCHES: Final = 10
 _MAX_PASSES: Final = 10
-_USERS: Final = frozenset({"serve", "worker"})
-"""The kinds of processes that seal and open."""
 _UNNAMED: Final = "(unnamed)"
+_UNCHANGED: Final = "Nothing was sealed with the new key, and it was removed again"
 
 _TWO_KEYS: Final = (
     "ROOMS_SECRET_KEY holds one key, and rotating takes two. Make one with `openssl rand -base64 "
@@ -95,9 +94,11 @@ def status(session: CliSession) -> None:
 def rotate(session: CliSession, /, *, file_is_shared: bool) -> None:
     """Seal everything again with a new key, while all processes run.
 
-    Where the key is in the file secret-key, this adds a new key to it, which running processes use
-    at once. Where it is in ROOMS_SECRET_KEY, the first of the keys there is the new one. Run it
-    again after an interruption: it continues. The former key stays valid until `prune`.
+    Where the key is in the file secret-key, this adds a new key to it, which running processes read
+    within seconds. Where it is in ROOMS_SECRET_KEY, the first of the keys there is the new one.
+    Nothing is sealed with the new key before every running process opens with it, and nothing is
+    sealed again before every one seals with it: a process that does not is named after a minute.
+    Run it again after an interruption: it continues. The former key stays valid until `prune`.
     """
     settings = session.settings()
     output = session.output()
@@ -110,9 +111,12 @@ def rotate(session: CliSession, /, *, file_is_shared: bool) -> None:
         _refuse_missing(cipher, counts)
         if settings.secret_key is None:
             await _check_hosts(connection, is_shared=file_is_shared)
-            _add_key(settings, cipher, counts, output)
+            await _add_key(connection, settings, cipher, counts, output)
         elif len(cipher.key_ids) == 1 and not _left(cipher, counts):
             raise CliError(_TWO_KEYS)
+        await await_takeover(
+            connection, cipher.key_ids[0], Use.SEAL, output, remedy=_remedy(settings)
+        )
         await seal_plain_headers(connection, cipher)
         progress = await _reseal(connection, cipher, output)
         return cipher, progress, await count_by_key(connection)
@@ -149,28 +153,38 @@ def rotate(session: CliSession, /, *, file_is_shared: bool) -> None:
 def prune(session: CliSession) -> None:
     """Remove keys from the file secret-key with which nothing is sealed any more.
 
+    It refuses while a running process seals with one of them.
     Backups of the database from before the rotation need them: keep a copy as long as those.
     """
     settings = session.settings()
+    output = session.output()
     if settings.secret_key is not None:
         raise CliError("the keys are in ROOMS_SECRET_KEY: change that, and restart the processes")
 
     async def work(connection: Connection) -> Sequence[str]:
         cipher = _open(session)
-        counts = await count_by_key(connection)
-        if left := _left(cipher, counts):
-            raise CliError(
-                f"{left} values are sealed with other keys: run `rooms secret-key rotate`"
-            )
         keys = read_secret_keys(None, settings.data)
+        if len(keys) == 1:
+            await _refuse_left(connection, cipher)
+            return []
+        await await_takeover(
+            connection, cipher.key_ids[0], Use.SEAL, output, remedy=_remedy(settings)
+        )
+        await _refuse_left(connection, cipher)
         replace_key_file(settings.data, keys[:1])
+        try:
+            # What a request had sealed before its process took the key over may be written later.
+            await _refuse_left(connection, cipher)
+        except BaseException:
+            replace_key_file(settings.data, keys)
+            raise
         return [key_id(key) for key in keys[1:]]
 
     removed = _run(session, work)
-    if session.as_json:
-        session.output().document({"removed": removed})
+    if output.as_json:
+        output.document({"removed": removed})
     else:
-        session.output().line(f"removed {', '.join(removed)}" if removed else "nothing to remove")
+        output.line(f"removed {', '.join(removed)}" if removed else "nothing to remove")
 
 
 def _open(session: CliSession) -> Cipher:
@@ -193,6 +207,12 @@ def _roles(cipher: Cipher, counts: Mapping[str | None, int]) -> list[tuple[str, 
 
 def _left(cipher: Cipher, counts: Mapping[str | None, int]) -> int:
     return sum(count for name, count in counts.items() if name != cipher.key_ids[0])
+
+
+async def _refuse_left(connection: Connection, cipher: Cipher) -> None:
+    await _wait_for_writers(connection, await current_transaction(connection))
+    if left := _left(cipher, await count_by_key(connection)):
+        raise CliError(f"{left} values are sealed with other keys: run `rooms secret-key rotate`")
 
 
 def _left_problem(left: int, progress: ResealProgress) -> str:
@@ -219,9 +239,7 @@ def _refuse_missing(cipher: Cipher, counts: Mapping[str | None, int]) -> None:
 
 async def _check_hosts(connection: Connection, *, is_shared: bool) -> None:
     others = {
-        one.host
-        for one in await read_processes(connection)
-        if one.running and one.kind in _USERS and one.host != socket.gethostname()
+        one.host for one in await sealing_processes(connection) if one.host != socket.gethostname()
     }
     if others and not is_shared:
         raise CliError(
@@ -230,17 +248,49 @@ async def _check_hosts(connection: Connection, *, is_shared: bool) -> None:
         )
 
 
-def _add_key(
-    settings: "Settings", cipher: Cipher, counts: Mapping[str | None, int], output: "Output"
+async def _add_key(
+    connection: Connection,
+    settings: "Settings",
+    cipher: Cipher,
+    counts: Mapping[str | None, int],
+    output: "Output",
 ) -> None:
-    """Make a new key the first one, unless an interrupted rotation has done that."""
+    """Make a new key the first one, unless an interrupted rotation has done that.
+
+    It is the last one until every process opens with it. Nothing is sealed with it until then, so
+    it can be taken back.
+    """
     keys = read_secret_keys(None, settings.data)
-    if len(keys) > 1 and _left(cipher, counts):
+    is_full = len(keys) == MAX_KEYS
+    if any(counts.get(name) for name in cipher.key_ids[1:]) or (is_full and _left(cipher, counts)):
         output.note(f"continuing the rotation to {cipher.key_ids[0]}")
         return
-    replace_key_file(settings.data, [new_secret_key(), *keys][:MAX_KEYS])
+    if is_full:
+        raise CliError(
+            f"{settings.data / KEY_FILE} has {MAX_KEYS} keys, and takes no more: remove those that "
+            "seal nothing by `rooms secret-key prune`"
+        )
+    new = new_secret_key()
+    replace_key_file(settings.data, [*keys, new])
+    try:
+        await await_takeover(
+            connection, key_id(new), Use.OPEN, output, remedy=f"{_remedy(settings)}. {_UNCHANGED}"
+        )
+    except BaseException:
+        replace_key_file(settings.data, keys)
+        raise
+    replace_key_file(settings.data, [new, *keys])
     cipher.reload()
     output.note(f"the new key is {cipher.key_ids[0]}")
+
+
+def _remedy(settings: "Settings") -> str:
+    if settings.secret_key is not None:
+        return "Restart them with the same ROOMS_SECRET_KEY as here, and run this again"
+    return (
+        f"Let them read {settings.data / KEY_FILE} (their logs say what prevents it) or restart "
+        "them, and run this again"
+    )
 
 
 async def _reseal(connection: Connection, cipher: Cipher, output: "Output") -> ResealProgress:

@@ -1,4 +1,4 @@
-"""Record an installation's processes and the backends that each of them runs on.
+"""Record an installation's processes, and the backends and secret keys of each.
 
 A process adds its row when it starts and confirms it every few seconds. A row that is no longer
 confirmed belongs to a process that died. The last row stays when all of them have stopped: it names
@@ -24,10 +24,12 @@ _BACKEND_COLUMNS: Final = ("broker", "election", "magazines", "farm", "client")
 # The confirmed row is the newest one, so any other may be deleted.
 _HEARTBEAT: Final = """
 WITH confirmed AS (
-    INSERT INTO processes (name, kind, host, pid, broker, election, magazines, farm, client)
+    INSERT INTO processes (name, kind, host, pid, broker, election, magazines, farm, client,
+        secret_keys)
     VALUES (%(name)s, %(kind)s, %(host)s, %(pid)s, %(broker)s, %(election)s, %(magazines)s,
-        %(farm)s, %(client)s)
-    ON CONFLICT (name) DO UPDATE SET seen_at = now(), stopped = false
+        %(farm)s, %(client)s, %(secret_keys)s)
+    ON CONFLICT (name) DO UPDATE SET seen_at = now(), stopped = false,
+        secret_keys = excluded.secret_keys
 )
 DELETE FROM processes WHERE name IN (
     SELECT name FROM processes
@@ -36,7 +38,7 @@ DELETE FROM processes WHERE name IN (
 """
 _MARK_STOPPED: Final = "UPDATE processes SET stopped = true, seen_at = now() WHERE name = %(name)s"
 _READ: Final = """
-SELECT name, kind, host, pid, running,
+SELECT name, kind, host, pid, running, secret_keys,
     broker, election, magazines, farm, client FROM (
     SELECT *, NOT stopped AND seen_at > now() - %(running)s * interval '1 s' AS running,
         row_number() OVER (ORDER BY seen_at DESC, name) AS place FROM processes
@@ -56,6 +58,7 @@ async def heartbeat(connection: Connection, process: ProcessRecord) -> None:
         "kind": process.kind,
         "host": process.host,
         "pid": process.pid,
+        "secret_keys": None if process.secret_keys is None else list(process.secret_keys),
     }
     await connection.execute(_HEARTBEAT, row | asdict(process.backends) | {"kept": STOPPED_KEPT_S})
 
@@ -78,7 +81,8 @@ async def read_processes(connection: Connection) -> Sequence[ProcessRecord]:
             host=host,
             pid=pid,
             running=is_running,
+            secret_keys=None if keys is None else tuple(keys),
             backends=Backends(**dict(zip(_BACKEND_COLUMNS, backends, strict=True))),
         )
-        for name, kind, host, pid, is_running, *backends in await cursor.fetchall()
+        for name, kind, host, pid, is_running, keys, *backends in await cursor.fetchall()
     ]

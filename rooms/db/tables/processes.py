@@ -2,7 +2,17 @@
 
 from typing import Final
 
-from sqlalchemy import Boolean, Column, DateTime, Identity, Integer, PrimaryKeyConstraint, Table
+from sqlalchemy import (
+    ARRAY,
+    Boolean,
+    Column,
+    DateTime,
+    Identity,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+)
 
 from rooms.db.tables.columns import (
     big_column,
@@ -41,6 +51,7 @@ processes: Final = Table(
     text_column("magazines"),
     text_column("farm"),
     text_column("client"),
+    Column("secret_keys", ARRAY(Text), nullable=True),
     PrimaryKeyConstraint("name"),
 )
 

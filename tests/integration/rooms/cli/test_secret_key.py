@@ -1,8 +1,11 @@
 """Rotate the secret key by commands: what they refuse, and what they leave."""
 
 import asyncio
+import socket
 import stat
 from base64 import b64encode
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +13,30 @@ import psycopg
 import pytest
 from click.testing import Result
 
-from rooms.cli import secret_key
+from rooms.app.stores import process_registration
+from rooms.cli import key_takeover, secret_key
 from rooms.db import sealing
-from rooms.db.secrets import KEY_FILE, Cipher, key_id, read_secret_keys, replace_key_file
+from rooms.db.connection import open_connection
+from rooms.db.secrets import (
+    KEY_FILE,
+    MAX_KEYS,
+    Cipher,
+    key_id,
+    open_cipher,
+    read_secret_keys,
+    replace_key_file,
+)
+from rooms.settings import read_settings
 from tests.support.cli_runner import Terminal
-from tests.support.installation import SECRET, Installation
+from tests.support.installation import SECRET, Installation, until
 
 OLD, NEW = bytes(32), bytes(range(32))
 TEXTS = {key: b64encode(key).decode() for key in (OLD, NEW)}
 PROCESS = (
-    "INSERT INTO processes (name, kind, host, pid, broker, election, magazines, farm, client)"
-    " VALUES (%s, %s, 'elsewhere', 1, '', '', '', '', '')"
+    "INSERT INTO processes (name, kind, host, pid, broker, election, magazines, farm, client,"
+    " secret_keys) VALUES (%s, %s, %s, 7, '', '', '', '', '', %s)"
 )
+HERE = socket.gethostname()
 
 
 @pytest.fixture
@@ -39,6 +54,22 @@ async def run(terminal: Terminal, *arguments: str, **environment: str) -> Result
 
 def names(terminal: Terminal) -> list[str]:
     return [key_id(key) for key in read_secret_keys(None, terminal.data)]
+
+
+@asynccontextmanager
+async def worker(installation: Installation, terminal: Terminal) -> AsyncIterator[Cipher]:
+    """Keep a worker on record that reads the file, and yield its cipher."""
+    cipher = open_cipher(None, terminal.data)
+    given = read_settings({})
+    async with process_registration(given, installation.url, "worker", cipher=cipher):
+
+        async def on_record() -> bool:
+            query = "SELECT FROM processes WHERE kind = 'worker'"
+            async with open_connection(installation.url, name="test") as connection:
+                return await (await connection.execute(query)).fetchone() is not None
+
+        await until(on_record, "the worker to be on record")
+        yield cipher
 
 
 async def test_a_file_is_rotated_and_pruned(installation: Installation, terminal: Terminal) -> None:
@@ -81,17 +112,117 @@ async def test_prune_keeps_a_key_that_is_needed(
 
 
 async def test_processes_on_other_hosts_must_share_the_file(
-    installation: Installation, terminal: Terminal
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await installation.rows(PROCESS, "one", "upkeep")
+    await installation.rows(PROCESS, "one", "upkeep", "elsewhere", None)
     assert (await run(terminal, "rotate")).exit_code == 0
     before = names(terminal)
-    await installation.rows(PROCESS, "other", "worker")
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    async with worker(installation, terminal):
+        monkeypatch.undo()
+        refused = await run(terminal, "rotate")
+        assert refused.exit_code == 1
+        assert "elsewhere" in refused.stderr
+        assert names(terminal) == before
+        assert (await run(terminal, "rotate", "--file-is-shared")).exit_code == 0
+
+
+async def test_a_host_with_a_file_of_its_own_is_found_out(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes never read the new key, whatever the operator says."""
+    monkeypatch.setattr(key_takeover, "_WAIT_S", 0.3)
+    await installation.rows(PROCESS, "other", "serve", "elsewhere", [key_id(OLD)])
+    refused = await run(terminal, "rotate", "--file-is-shared")
+    assert (refused.exit_code, names(terminal)) == (1, [key_id(OLD)])
+    assert f"serve 7 on elsewhere (has {key_id(OLD)})" in refused.stderr
+
+
+@pytest.mark.parametrize("has", [[key_id(OLD)], None])
+async def test_nothing_changes_while_a_process_lacks_the_new_key(
+    has: list[str] | None,
+    installation: Installation,
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(key_takeover, "_WAIT_S", 0.3)
+    await installation.subscribe(secret=Cipher(OLD).encrypt(b"whsec_x"))
+    await installation.rows(PROCESS, "one", "worker", HERE, has)
     refused = await run(terminal, "rotate")
     assert refused.exit_code == 1
-    assert "elsewhere" in refused.stderr
-    assert names(terminal) == before
-    assert (await run(terminal, "rotate", "--file-is-shared")).exit_code == 0
+    assert f"worker 7 on {HERE}" in refused.stderr
+    assert "removed again" in refused.stderr
+    assert names(terminal) == [key_id(OLD)]
+    sealed = await installation.value("SELECT secret FROM subscriptions")
+    assert sealed.startswith(Cipher(OLD).prefix)
+    await installation.rows("UPDATE processes SET seen_at = now() - interval '1 min'")
+    assert (await run(terminal, "rotate")).exit_code == 0, "a process that died does not count"
+
+
+async def test_nothing_is_sealed_again_while_a_process_seals_with_the_former_key(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_takeover, "_WAIT_S", 0.3)
+    await installation.subscribe(secret=Cipher(OLD).encrypt(b"whsec_x"))
+    await installation.rows(PROCESS, "one", "worker", HERE, [key_id(OLD), key_id(NEW)])
+    both = f"{TEXTS[NEW]},{TEXTS[OLD]}"
+    refused = await run(terminal, "rotate", ROOMS_SECRET_KEY=both)
+    assert refused.exit_code == 1
+    assert f"do not seal with {key_id(NEW)}" in refused.stderr
+    assert "ROOMS_SECRET_KEY" in refused.stderr
+    sealed = await installation.value("SELECT secret FROM subscriptions")
+    assert sealed.startswith(Cipher(OLD).prefix)
+
+
+async def test_a_running_process_takes_part_in_a_rotation(
+    installation: Installation, terminal: Terminal
+) -> None:
+    await installation.subscribe()
+    async with worker(installation, terminal) as cipher:
+        assert (await run(terminal, "rotate")).exit_code == 0
+        assert list(cipher.key_ids) == names(terminal)
+        assert (await run(terminal, "prune")).exit_code == 0
+
+
+async def test_prune_keeps_a_key_with_which_a_process_seals(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not read the new file: what it seals later would be lost."""
+    monkeypatch.setattr(key_takeover, "_WAIT_S", 0.3)
+    replace_key_file(terminal.data, [NEW, OLD])
+    await installation.rows(PROCESS, "one", "serve", HERE, [key_id(OLD)])
+    refused = await run(terminal, "prune")
+    assert (refused.exit_code, len(names(terminal))) == (1, 2)
+    assert f"serve 7 on {HERE}" in refused.stderr
+
+
+async def test_prune_puts_a_key_back_that_sealed_something_meanwhile(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = await installation.subscribe(secret=Cipher(NEW).encrypt(b"whsec_x"))
+    replace_key_file(terminal.data, [NEW, OLD])
+
+    def replaced(data: Path, keys: Sequence[bytes]) -> None:
+        replace_key_file(data, keys)
+        with psycopg.connect(installation.url) as other:
+            late = Cipher(OLD).encrypt(b"whsec_late")
+            other.execute("UPDATE subscriptions SET secret = %s WHERE id = %s", (late, identity))
+
+    monkeypatch.setattr(secret_key, "replace_key_file", replaced)
+    refused = await run(terminal, "prune")
+    assert (refused.exit_code, names(terminal)) == (1, [key_id(NEW), key_id(OLD)])
+    assert "secret-key rotate" in refused.stderr
+
+
+async def test_a_full_file_takes_no_further_key(
+    installation: Installation, terminal: Terminal
+) -> None:
+    """The last of its keys was dropped, whatever it still opened."""
+    replace_key_file(terminal.data, [bytes([number]) * 32 for number in range(MAX_KEYS)])
+    before = names(terminal)
+    refused = await run(terminal, "rotate")
+    assert (refused.exit_code, names(terminal)) == (1, before)
+    assert "secret-key prune" in refused.stderr
 
 
 async def test_the_environment_takes_two_keys(

@@ -16,6 +16,7 @@ from rooms.cli.backends import environment_installation
 from rooms.cli.context import DATABASE_URL_FILE, CliSession
 from rooms.db.connection import open_connection
 from rooms.db.processes import RUNNING_S, STOPPED_KEPT_S, heartbeat, mark_stopped, read_processes
+from rooms.db.secrets import key_id, open_cipher, replace_key_file
 from rooms.local.pidfile import write_private
 from rooms.settings import Settings, read_settings
 from tests.support.installation import until
@@ -189,3 +190,26 @@ async def test_a_process_started_in_a_second_terminal_joins_what_runs_here(
     monkeypatch.setenv("DATABASE_URL", database)
     alone = await asyncio.to_thread(environment_installation, CliSession())
     assert alone.settings.broker_url is None, "a changeover begins with a process that differs"
+
+
+async def test_a_process_records_its_keys_and_soon_a_change_of_them(
+    database: str, tmp_path: Path
+) -> None:
+    """Long before it confirms its record: a rotation waits for it."""
+    old, new = bytes(32), bytes(range(32))
+    replace_key_file(tmp_path, [old])
+    cipher = open_cipher(None, tmp_path)
+
+    async def has(*keys: bytes) -> bool:
+        recorded = await found(database)
+        return [one.secret_keys for one in recorded] == [tuple(map(key_id, keys))]
+
+    async with process_registration(
+        settings(), database, "serve", cipher=cipher, interval_s=3600.0
+    ):
+        await until(lambda: has(old), "the key")
+        replace_key_file(tmp_path, [new, old])
+        await until(lambda: has(new, old), "both keys")
+    async with process_registration(settings(), database, "upkeep"):
+        await until(lambda: on_record(database, "upkeep"), "the other")
+        assert {one.kind: one.secret_keys for one in await found(database)}["upkeep"] is None
