@@ -23,6 +23,7 @@ from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_identity import DeliveryIdentity, expiry_text, header_value
 from rooms.domain.delivery_task import DEFAULT_PRIORITY, DeliveryTask
 from rooms.domain.ids import RoomId, SubscriptionId, is_replayed, room_of
+from rooms.domain.message_headers import header_key, is_withheld
 from rooms.domain.push_url import PushUrl
 from rooms.domain.state_machine import SubscriptionStatus
 from rooms.errors import StorageUnavailableError
@@ -65,6 +66,7 @@ class Endpoint:
     """Build the header lines of each attempt from the settings in `record`."""
 
     __slots__ = (
+        "_configured",
         "_event_source",
         "_hidden",
         "_plain_headers",
@@ -90,6 +92,8 @@ class Endpoint:
         )
         headers = _decrypt_headers(record, cipher)
         self._hidden = hidden_texts(headers.values())
+        # A receiver may believe the last of two lines: the publisher adds none to the subscriber's.
+        self._configured = frozenset(map(header_key, headers))
         configured = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._static_headers = (
             f"Content-Type: application/json\r\nUser-Agent: {USER_AGENT}\r\n{configured}"
@@ -142,7 +146,9 @@ class Endpoint:
             lines += self._cloud_event_headers(task)
         if task.headers is not None:
             lines += "".join(
-                f"{name}: {value}\r\n" for name, value in json.loads(task.headers).items()
+                f"{name}: {value}\r\n"
+                for name, value in json.loads(task.headers).items()
+                if header_key(name) not in self._configured and not is_withheld(name)
             )
         return lines.encode("latin-1")
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from rooms.domain.message import MAX_DELAY_MS
+from rooms.domain.message_headers import header_key, is_reserved
 from rooms.errors import FieldProblem, InvalidError, MalformedError
 from rooms.evidence.message_signature import HEADER, MAX_CHARACTERS
 from rooms.validation_messages import (
@@ -32,11 +33,6 @@ _MAX_INT4: Final = 2**31 - 1
 _VISIBLE: Final = re.compile(r"[!-~]+")
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
 _HEADER_VALUE: Final = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
-_RESERVED: Final = re.compile(
-    r"content-.*|webhook-.*|rooms-.*|ce-.*|proxy-.*|host|connection|keep-alive|transfer-encoding|te|trailer|upgrade"
-    r"|authorization|expect|accept-encoding|cookie|date|user-agent",
-    re.IGNORECASE,
-)
 _ERROR_LOCATION: Final = re.compile(r"(?P<message>.*?)(?: - at `\$?(?P<path>.*)`)?", re.DOTALL)
 
 
@@ -84,7 +80,8 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             dict[str, str],
             Meta(
                 max_length=MAX_HEADERS,
-                description="Sent with the webhook; names that Rooms and HTTP use are refused.",
+                description="Sent with the webhook; names that Rooms, HTTP or proxies use are"
+                " refused. One that the subscription sets itself is left out there.",
             ),
         ]
         | None
@@ -350,8 +347,12 @@ def _header_problems(headers: dict[str, str], at: str) -> Iterator[FieldProblem]
             yield FieldProblem(
                 field, "a header's name is a token of RFC 9110, up to 128 characters"
             )
-        elif _RESERVED.fullmatch(name):
-            yield FieldProblem(field, "publishers cannot set this header")
+        elif is_reserved(header_key(name)):
+            yield FieldProblem(
+                field,
+                "publishers cannot set this header, which Rooms, HTTP or a proxy sets: use another"
+                " name",
+            )
         elif name.lower() in seen:
             yield FieldProblem(field, "this header occurs twice")
         seen.add(name.lower())

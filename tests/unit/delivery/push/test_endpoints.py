@@ -282,6 +282,29 @@ def test_the_publishers_headers_are_sent() -> None:
     assert (found["X-Trace"], found["X-Other"]) == ("abc", "d e")
 
 
+@pytest.mark.parametrize("name", ["X-Tenant", "x-tenant", "X_TENANT"])
+def test_a_publisher_does_not_change_the_subscribers_headers(name: str) -> None:
+    """Which of two lines a receiver believes is its choice: there is one, the subscriber's."""
+    copy = replace(TASK, headers=json.dumps({name: "red", "X-Trace": "abc"}).encode())
+    for sent in (copy, replace(copy, identity=DeliveryIdentity(has_publisher=False))):
+        found = lines(Endpoint(RECORD, SEAL), sent)
+        assert [value for key, value in found if key.lower().replace("_", "-") == "x-tenant"] == [
+            "blue"
+        ]
+        assert dict(found)["X-Trace"] == "abc"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["X-Road-Client", "X-GovStack-Client", "X-Forwarded-For", "Forwarded", "rooms_publisher"],
+)
+def test_what_an_earlier_version_accepted_says_not_who_calls(name: str) -> None:
+    own = {name: "EE/GOV/1", "Rooms-Publisher-Signature": "a.b.c"}
+    found = headers(Endpoint(RECORD, SEAL), replace(TASK, headers=json.dumps(own).encode()))
+    assert name not in found
+    assert found["Rooms-Publisher-Signature"] == "a.b.c"
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -386,6 +386,8 @@ LONG = "x" * 129
         ({"headers": {"host": "x"}}, ["headers.host"]),
         ({"headers": {"Webhook-Id": "x", "ROOMS-x": "y", "Content-Type": "z"}}, ["headers.Webhook-Id", "headers.ROOMS-x", "headers.Content-Type"]),
         ({"headers": {"authorization": "x", "connection": "y", "transfer-encoding": "z"}}, ["headers.authorization", "headers.connection", "headers.transfer-encoding"]),
+        ({"headers": {"X-Road-Client": "x", "x-govstack-client": "y", "X_Forwarded_For": "z"}}, ["headers.X-Road-Client", "headers.x-govstack-client", "headers.X_Forwarded_For"]),
+        ({"headers": {"Forwarded": "x", "X-Real-IP": "y", "Via": "z", "webhook_id": "w"}}, ["headers.Forwarded", "headers.X-Real-IP", "headers.Via", "headers.webhook_id"]),
         ({"headers": {"a b": "x"}}, ["headers.a b"]),
         ({"headers": {"": "x"}}, ["headers."]),
         ({"headers": {"x": "a\r\nb"}}, ["headers.x"]),

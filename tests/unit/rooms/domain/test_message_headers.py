@@ -1,0 +1,37 @@
+"""Test which headers publishers may add to a message."""
+
+import pytest
+
+from rooms.domain.message_headers import header_key, is_reserved, is_withheld
+
+IDENTITY = (
+    "X-Road-Client", "X-Road-Represented-Party", "X-GovStack-Client", "Forwarded", "Via",
+    "X-Forwarded-Client-Cert", "X-Forwarded-User", "X-Real-IP", "Client-Cert", "Client-Cert-Chain",
+    "X-SSL-Client-S-DN", "SSL-Client-Cert", "Remote-User", "X-Remote-User", "X-Auth-Request-Email",
+    "X-Original-URL", "True-Client-IP", "X_Road_Client",
+)  # fmt: skip
+OWN = ("Content-Type", "webhook-id", "Rooms-Publisher", "Authorization", "Cookie", "Host")
+FREE = (
+    "X-Trace", "X-Request-Id", "traceparent", "X-Api-Key", "X-Roads", "Viaduct",
+    "Accept", "My_Header", "X-Client", "Clients-Cert",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IDENTITY)
+def test_what_says_who_calls_is_reserved_and_withheld(name: str) -> None:
+    assert is_reserved(header_key(name))
+    assert is_withheld(name)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_belongs_to_rooms_is_reserved_in_any_writing(name: str) -> None:
+    for spelt in (name, name.upper(), name.replace("-", "_")):
+        assert is_reserved(header_key(spelt))
+    assert not is_withheld(name)
+    assert is_withheld(name.replace("-", "_")) == ("-" in name)
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_other_names_are_free(name: str) -> None:
+    assert not is_reserved(header_key(name))
+    assert not is_withheld(name)
