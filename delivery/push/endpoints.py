@@ -1,20 +1,20 @@
 """Build webhook endpoints from subscriptions, and cache them.
 
 An endpoint holds everything about its requests that does not change between messages. A worker
-checks each task's subscription version against its cache. Some endpoints repeat the request in
-their answer: the values of configured headers are hidden in it.
+checks each task's subscription version against its cache.
 """
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
 from delivery.push.event_items import MemberIds, envelope_of, publisher_of
 from delivery.push.http.signing import Signer, parse_secret
+from delivery.push.redaction import hidden_texts, redact
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
 from rooms.db.sealing import open_headers
@@ -35,9 +35,6 @@ _MAX_AGE_S: Final = 5.0
 _MAX_TRUSTED_AGE_S: Final = 60.0
 """Endpoints are loaded again after this time: an old secret may have ended its overlap."""
 _MAX_CACHED: Final = 20_000
-HIDDEN: Final = "***"
-MIN_LENGTH: Final = 8
-"""Shorter values and words are no secrets, and may be part of any text."""
 
 
 def _decrypt_secret(secret: bytes, cipher: Cipher) -> str:
@@ -119,7 +116,7 @@ class Endpoint:
 
     def hide_headers(self, result: AttemptResult) -> AttemptResult:
         """Return a result that repeats no value of the configured headers."""
-        return hide(result, self._hidden)
+        return redact(result, self._hidden)
 
     def headers(self, task: DeliveryTask, body: bytes, now_s: int) -> bytes:
         """Return the header lines of an attempt that sends `body`, signed for `now_s`.
@@ -339,27 +336,3 @@ class EndpointCache:
                     exc,
                 )
             return InvalidEndpoint(record=record, error=str(exc))
-
-
-def hidden_texts(values: Iterable[str]) -> tuple[str, ...]:
-    """Return what to hide: long values, and long words of them, such as the token of a scheme."""
-    found = {text for value in values for text in (value, *value.split())}
-    return tuple(sorted((text for text in found if len(text) >= MIN_LENGTH), key=len, reverse=True))
-
-
-def hide(result: AttemptResult, texts: Sequence[str]) -> AttemptResult:
-    """Return the result with `***` in place of these texts, also of one that is cut off."""
-    if not texts or not (result.body_head or result.detail):
-        return result
-    body = _hide(result.body_head.decode("latin-1"), texts)
-    return replace(result, detail=_hide(result.detail, texts), body_head=body.encode("latin-1"))
-
-
-def _hide(found: str, texts: Sequence[str]) -> str:
-    for text in texts:
-        found = found.replace(text, HIDDEN)
-    for text in texts:
-        for length in range(min(len(text) - 1, len(found)), MIN_LENGTH - 1, -1):
-            if found.endswith(text[:length]):
-                return found[:-length] + HIDDEN
-    return found

@@ -27,7 +27,8 @@ from rooms.domain.push_url import PushUrl
 
 _MAX_DIALS = 3
 _READ_BYTES = 64 * 1024
-_MAX_LOCATION = 200
+MAX_LOCATION = 2048
+"""Longer than what is kept of it: what must be hidden in it is found as a whole."""
 _MAX_RETRY_AFTER = 100
 _SUCCESS = range(200, 300)
 _REDIRECTS = range(300, 400)
@@ -227,8 +228,9 @@ def _classify_response(connection: HttpConnection) -> tuple[ErrorClass, str, str
         location = "".join(
             char for char in connection.header(b"location") or "elsewhere" if char.isprintable()
         )
+        # The endpoint's text comes last: where it is cut, a value that it repeats is still found.
         detail = (
-            f"HTTP {connection.status} to {location[:_MAX_LOCATION]}; redirects are not followed"
+            f"HTTP {connection.status}, and redirects are not followed: {location[:MAX_LOCATION]}"
         )
         return ErrorClass.REDIRECT, detail, retry_after
     return ErrorClass.STATUS, f"HTTP {connection.status}", retry_after

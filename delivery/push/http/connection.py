@@ -18,6 +18,7 @@ Origin = tuple[str, str, int]
 PoolKey = tuple[OrganisationId, Origin]
 """Only requests of one organisation to one origin share connections."""
 
+KEPT_BODY_BYTES = 1024
 _FIRST_STATUS = 100
 _FIRST_FINAL_STATUS = 200
 
@@ -43,7 +44,7 @@ class HttpLimits:
     max_requests: int = 10_000
     head_bytes: int = 32 * 1024
     body_bytes: int = 64 * 1024
-    kept_body_bytes: int = 1024
+    kept_body_bytes: int = KEPT_BODY_BYTES
     sweep_s: float = 0.25
 
 

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delivery.push.http.connection import HttpLimits
+from delivery.push.redaction import hidden_texts, redact
 from rooms.domain.attempt import AttemptResult, ErrorClass
 from tests.support.scripted_responses import Ending, PiecesSender
 
@@ -111,8 +112,18 @@ async def test_headers_of_interim_responses_and_trailers_do_not_count() -> None:
     for answer in await outcome([interim + final], Ending()):
         assert (answer.retry_after, answer.detail) == (
             None,
-            "HTTP 302 to elsewhere; redirects are not followed",
+            "HTTP 302, and redirects are not followed: elsewhere",
         )
+
+
+async def test_a_secret_in_the_target_of_a_redirect_is_kept_whole_for_hiding() -> None:
+    """Hiding finds only what was not cut before."""
+    to = f"/?{'p' * 176}s3cret-token-1".encode()
+    whole = b"HTTP/1.1 302 No\r\nLocation: " + to + b"\r\nContent-Length: 0\r\n\r\n"
+    for answer in await outcome([whole], Ending()):
+        assert answer.detail.endswith(to.decode())
+        kept = redact(answer, hidden_texts(["Bearer s3cret-token-1"])).detail
+        assert kept.endswith("ppp***")
 
 
 async def test_of_two_headers_by_one_name_the_first_counts() -> None:
