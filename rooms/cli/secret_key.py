@@ -13,6 +13,7 @@ from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
 from rooms.cli.key_takeover import Use, await_takeover, sealing_processes
 from rooms.db.connection import Connection, open_connection
+from rooms.db.processes import SCHEMA_MISSING
 from rooms.db.sealing import (
     ResealProgress,
     count_by_key,
@@ -334,6 +335,8 @@ def _run(session: CliSession, work: Callable[[Connection], Awaitable[Result]]) -
 
     try:
         return asyncio.run(within())
+    except SCHEMA_MISSING as exc:
+        raise CliError("the database has an older schema: run `rooms migrate`") from exc
     except psycopg.Error as exc:
         raise CliError(f"the database: {str(exc).strip()}") from exc
 

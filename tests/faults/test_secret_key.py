@@ -29,7 +29,7 @@ from tests.support.webhook_sink import Reply, Sink
 
 HEADER = "Bearer s3cret-of-{}"
 MANY = 3000
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 
 
 def rooms(
@@ -210,12 +210,6 @@ def test_keys_in_the_environment_are_rotated_process_by_process(
                 until(lambda: "rooms endpoints" in str(backends(crew)), "a worker")
                 stop(workers[-2])
                 apis.append(crew.start("serve"))
-                if value.startswith(new):
-                    # The former API opens with the new key, and still seals with the old one.
-                    refused = rooms(crew, "secret-key", "rotate")
-                    assert refused.returncode == 1
-                    assert f"serve {apis[-2].process.pid} on" in refused.stderr
-                    assert sealed_by(crew) == {key_id(bytes([1]) * 32)}
                 crew.http.base_url = apis[-1].url
                 stop(apis[-2])
                 before = len(sink.arrivals(hooks["a"].path))

@@ -214,6 +214,15 @@ async def test_prune_puts_a_key_back_that_sealed_something_meanwhile(
     assert "secret-key rotate" in refused.stderr
 
 
+async def test_a_rotation_needs_the_present_schema(
+    installation: Installation, terminal: Terminal
+) -> None:
+    await installation.rows("ALTER TABLE processes DROP COLUMN secret_keys")
+    refused = await run(terminal, "rotate")
+    assert (refused.exit_code, names(terminal)) == (1, [key_id(OLD)])
+    assert "rooms migrate" in refused.stderr
+
+
 async def test_a_full_file_takes_no_further_key(
     installation: Installation, terminal: Terminal
 ) -> None:
