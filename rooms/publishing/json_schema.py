@@ -6,15 +6,17 @@ inline, all others in the sandbox (`rooms.publishing.sandbox.client`).
 
 import itertools
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jsonschema_rs
 import msgspec
 
 from rooms.errors import FieldProblem, InvalidError
-from rooms.publishing.schema_bounds import SchemaBoundError, measure_schema
+from rooms.publishing.number_bounds import has_extreme_number, most_values
+from rooms.publishing.schema_bounds import SchemaBoundError, SchemaMeasure, measure_schema
 
 DRAFT_07: Final = "http://json-schema.org/draft-07/schema"
 DRAFT_2020_12: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -31,9 +33,15 @@ _PATTERNS: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000)
 _MAX_INLINE_BYTES: Final = 32 * 1024
 """A larger schema is measured, compiled and run in the sandbox only."""
 _MAX_PROBLEMS: Final = 20
-_MAX_LISTED_CHECKS: Final = 2_000
-"""Most checks whose failures are listed inline; the library makes all before the first result."""
-_MAX_LISTED_BYTES: Final = 200_000
+_MAX_LISTED_NS: Final = 10_000_000
+"""Problems that may take longer are listed in the sandbox; the library makes all before one."""
+_MAX_SANDBOX_LISTED_NS: Final = 10 * _MAX_LISTED_NS
+"""Beyond it the sandbox lists the first problem only."""
+_PROBLEM_NS: Final = 5_000
+_QUOTE_NS: Final = 100
+"""A byte of the value that a problem quotes."""
+_PATH_NS: Final = 3
+"""A byte of the way to that value."""
 _MAX_ERROR_CHARS: Final = 300
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$\-]*")
 
@@ -54,7 +62,7 @@ def path_text(start: str, path: Sequence[str | int]) -> str:
 class PayloadSchema:
     """Hold a bounded schema, compiled if it is plain."""
 
-    __slots__ = ("_ns_per_byte", "_validator", "field", "is_plain", "text", "weight")
+    __slots__ = ("_measure", "_ns_per_byte", "_validator", "field", "is_plain", "text", "weight")
 
     def __init__(
         self,
@@ -88,6 +96,7 @@ class PayloadSchema:
                 FieldProblem(f"{field}.$schema", f"use {DRAFT_2020_12} or {DRAFT_07}#")
             )
         self.is_plain, self.weight, self._ns_per_byte = False, 0, 0
+        self._measure: SchemaMeasure | None = None
         self._validator: Any = None
         if len(self.text) > _MAX_INLINE_BYTES and not compiled:
             return  # Measuring and compiling it takes too long here.
@@ -96,34 +105,42 @@ class PayloadSchema:
         except SchemaBoundError as exc:
             raise InvalidError(FieldProblem(field, str(exc))) from exc
         self.is_plain = measured.is_plain and len(self.text) <= _MAX_INLINE_BYTES
-        self.weight = measured.weight
+        self._measure, self.weight = measured, measured.weight
         self._ns_per_byte = measured.weight * CHECK_NS if self.is_plain else 0
         if compiled or self.is_plain:
             self._validator = _compile(kind, schema, field)
 
     def cost_ns(self, size: int) -> int | None:
-        """Return an upper bound for `size` bytes; None: only the sandbox can bound it."""
+        """Return an upper bound for `size` bytes, beside the costs for which `problems` asks.
+
+        None: only the sandbox can bound it.
+        """
         return self._ns_per_byte * size if self._ns_per_byte else None
 
-    def problems(self, payload: bytes, at: str) -> list[FieldProblem] | None:
+    def problems(
+        self, payload: bytes, at: str, spend: Callable[[float], bool] = lambda _: True
+    ) -> list[FieldProblem] | None:
         """Return the problems of a JSON text, with places under `at`; empty if it is valid.
 
-        None: it is invalid, and listing the problems here may take too long. The sandbox does it
-        with `list_problems`.
+        `spend` takes a bound of the nanoseconds that the values of this payload cost, and returns
+        False if that is too much. None: it takes too long here, and the sandbox must check it.
         """
         try:
             value = msgspec.json.decode(payload)
         except (ValueError, RecursionError) as exc:
             return [FieldProblem(at, _shortened(str(exc)))]
+        measure = self._measure
+        if measure is not None and measure.number_ns:
+            text = bytes(payload)  # msgspec.Raw does not count.
+            if has_extreme_number(text) or not spend(measure.number_ns * most_values(text)):
+                return None
         try:
             if self._validator.is_valid(value):
                 return []
         except ValueError as exc:
             return [_cannot_validate(exc, at)]
-        if (
-            len(payload) * self.weight > _MAX_LISTED_BYTES
-            or _count_values(value, _MAX_LISTED_CHECKS) * self.weight > _MAX_LISTED_CHECKS
-        ):
+        listing_ns = self._listing_ns(value, len(payload), _MAX_LISTED_NS)
+        if listing_ns > _MAX_LISTED_NS or not spend(listing_ns):
             return None
         return self._list_problems(value, at)
 
@@ -132,12 +149,14 @@ class PayloadSchema:
         fits: bool = self._validator.is_valid(value)
         return fits
 
-    def list_problems(self, value: object, at: str) -> list[FieldProblem]:
-        """Return up to 20 problems of a decoded value; only the first if there may be very many."""
+    def list_problems(self, value: object, size: int, at: str) -> list[FieldProblem]:
+        """Return up to 20 problems of a decoded value; only the first if there may be very many.
+
+        `size`: bytes of its JSON text.
+        """
         if (
             self.is_plain
-            and _count_values(value, 10 * _MAX_LISTED_CHECKS) * self.weight
-            <= 10 * _MAX_LISTED_CHECKS
+            and self._listing_ns(value, size, _MAX_SANDBOX_LISTED_NS) <= _MAX_SANDBOX_LISTED_NS
         ):
             return self._list_problems(value, at)
         try:
@@ -147,6 +166,24 @@ class PayloadSchema:
         except ValueError as exc:
             return [_cannot_validate(exc, at)]
         return []
+
+    def _listing_ns(self, value: object, size: int, most_ns: int) -> float:
+        """Return an upper bound of the time to list the problems of a value of `size` bytes.
+
+        It is not exact above `most_ns`.
+        """
+        measure = self._measure
+        if measure is None:
+            return math.inf
+        values = _count_values(value, most_ns // (_PROBLEM_NS * measure.listed))
+        problems = values * measure.listed
+        return (
+            problems * (_PROBLEM_NS + _PATH_NS * size)
+            # A value is quoted by its own problems, and so by those of each level above it once.
+            + measure.listed * _QUOTE_NS * size
+            # Each name of a property is reported with a copy of the object.
+            + values * measure.listed_names * _QUOTE_NS * size
+        )
 
     def _list_problems(self, value: object, at: str) -> list[FieldProblem]:
         try:

@@ -414,7 +414,7 @@ class _InlineChecks:
             return ()
         cost_ns = schema.cost_ns(len(payload))
         if cost_ns is not None and self._spend(cost_ns):
-            found = schema.problems(payload, f"{prefix}payload")
+            found = schema.problems(payload, f"{prefix}payload", self._spend)
             if found is not None:
                 return found
         self.deferred = self.deferred or DeferredChecks()

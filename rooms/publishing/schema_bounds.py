@@ -3,17 +3,24 @@
 A schema is a graph: with `$ref`, a kilobyte of text can mean millions of sub-schemas.
 `measure_schema` counts them without unfolding them.
 
-A schema is *plain* if its weight times the bytes of the payload bounds the cost of validating.
-Others run in the sandbox only: those with recursion, dynamic references, `uniqueItems`, unevaluated
-keywords, unbounded patterns and so on.
+A schema is *plain* if its weight times the bytes of the payload, and its time for a number times
+the values of the payload, bound the cost of validating. Others run in the sandbox only: those with
+recursion, dynamic references, `uniqueItems`, unevaluated keywords, unbounded patterns and so on.
+
+Listing the problems costs more than finding one. A list of 4,000 `required` names is one check
+until a name is missing, but may be 4,000 problems; and a problem quotes the schema.
 """
 
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+import msgspec
+
+from rooms.publishing.number_bounds import NUMBER_KEYWORDS, are_ordinary, keyword_ns
 from rooms.publishing.regex_bounds import pattern_weight
 
 MAX_DEPTH: Final = 100
@@ -24,7 +31,12 @@ MAX_PLAIN_PATTERN: Final = 500
 """Largest weight of a pattern that is matched inline."""
 _MAX_INDEX_DIGITS: Final = 6
 _COMPOUND_WEIGHT: Final = 5
-_DIVISION_WEIGHT: Final = 8
+_NUMBERS_WEIGHT: Final = 3
+"""A byte that is searched for numbers beyond the bounds."""
+_QUOTED_BYTES: Final = 64
+"""Bytes of the schema that a problem quotes in about the time that it takes itself."""
+_MOST: Final = MAX_UNFOLDED * 1_000_000
+"""Costs are counted so far."""
 _BACKTRACKING: Final = re.compile(r"\\[1-9kKG]|\(\?[=!<>(]|[*+?}]\+")
 
 _SCHEMA_KEYWORDS: Final = frozenset({"not", "if", "then", "else"})
@@ -54,6 +66,15 @@ _PLAIN_KEYWORDS: Final = frozenset(
         "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema",
     }
 )  # fmt: skip
+_ANNOTATIONS: Final = frozenset(
+    {
+        "title", "description", "$comment", "default", "examples", "deprecated", "readOnly",
+        "writeOnly", "$schema", "$id",
+    }
+)  # fmt: skip
+"""Keywords that no problem quotes, except as part of another."""
+_QUOTED_LISTS: Final = frozenset({"enum", "const", "required", "not"})
+"""Keywords with an object or a list that a problem quotes."""
 _PLAIN_FORMATS: Final = (
     "date-time",
     "date",
@@ -82,18 +103,60 @@ class SchemaMeasure:
     is_plain: bool
     weight: int
     """Upper bound of the checks for one value of a payload, if the schema is plain."""
+    number_ns: int
+    """Upper bound of the time for one value of a payload if it is an ordinary number."""
+    listed: int
+    """Upper bound of the problems of one value, each with 64 bytes that it quotes of the schema."""
+    listed_names: int
+    """Those of them that quote an object for the name of each of its properties."""
+
+
+class _Cost(NamedTuple):
+    """Bound the cost for one value of a payload: as SchemaMeasure does."""
+
+    weight: int
+    number_ns: int
+    listed: int
+    listed_names: int
+
+    def plus(self, other: "_Cost") -> "_Cost":
+        return _Cost(*map(operator.add, self, other))
+
+    def most(self, other: "_Cost") -> "_Cost":
+        return _Cost(*map(max, self, other))
+
+
+class _Part(NamedTuple):
+    """Measure a sub-schema."""
+
+    size: int
+    cost: _Cost
+    path_bytes: int
+    """Most bytes of references and patterns on the way to a keyword; its problems name the way."""
+
+
+_NOTHING: Final = _Cost(0, 0, 0, 0)
+_LEAF: Final = _Part(1, _Cost(1, 0, 1, 0), 0)
 
 
 def measure_schema(schema: object) -> SchemaMeasure:
     """Measure a decoded schema. SchemaBoundError: it is too deep, or unfolds to too much."""
     walk = _SchemaWalker(schema, plain=_is_one_resource(schema))
-    unfolded, weight = walk.visit(schema)
+    unfolded, cost, path_bytes = walk.visit(schema)
     if unfolded > MAX_UNFOLDED:
         raise SchemaBoundError(
             f"unfolds to more than {MAX_UNFOLDED} sub-schemas, as its references multiply;"
             " share less, or split the type"
         )
-    return SchemaMeasure(unfolded, walk.is_plain, weight)
+    way = 1 + path_bytes // _QUOTED_BYTES
+    return SchemaMeasure(
+        unfolded,
+        walk.is_plain,
+        cost.weight + (_NUMBERS_WEIGHT if cost.number_ns else 0),
+        cost.number_ns,
+        cost.listed * way,
+        cost.listed_names,
+    )
 
 
 def _is_one_resource(schema: object) -> bool:
@@ -116,22 +179,22 @@ class _SchemaWalker:
 
     def __init__(self, root: object, *, plain: bool) -> None:
         self._root = root
-        self._measured: dict[int, tuple[int, int]] = {}
+        self._measured: dict[int, _Part] = {}
         self._visiting: set[int] = set()
         self.is_plain = plain
 
-    def visit(self, schema: object) -> tuple[int, int]:
-        """Return the unfolded size and the weight."""
+    def visit(self, schema: object) -> _Part:
+        """Return the unfolded size and the cost."""
         if not isinstance(schema, dict):
             self.is_plain = self.is_plain and isinstance(schema, bool)
-            return 1, 1
+            return _LEAF
         known = self._measured.get(id(schema))
         if known is not None:
             return known
         if id(schema) in self._visiting:
             # The payload decides how often a recursive reference is followed.
             self.is_plain = False
-            return 1, 1
+            return _LEAF
         if len(self._visiting) > MAX_DEPTH:
             raise SchemaBoundError(
                 f"is nested more than {MAX_DEPTH} levels deep, its references unfolded"
@@ -141,29 +204,36 @@ class _SchemaWalker:
         self._visiting.discard(id(schema))
         return found
 
-    def _visit(self, schema: Mapping[str, Any]) -> tuple[int, int]:
-        size, here = 1, 1
-        named, others = 0, 0
+    def _visit(self, schema: Mapping[str, Any]) -> _Part:
+        size, path_bytes = 1, 0
+        here, named, others = _LEAF.cost, _NOTHING, _NOTHING
         for keyword, value in schema.items():
-            here += _comparison_count(keyword, value) if keyword not in _DEFINITION_KEYWORDS else 0
+            if keyword not in _DEFINITION_KEYWORDS:
+                here = here.plus(_keyword_cost(keyword, value))
+            step_bytes = _step_bytes(keyword, value)
             for inner in self._subschemas(keyword, value):
-                inner_size, inner_weight = self.visit(inner)
-                size = min(size + inner_size, MAX_UNFOLDED + 1)
+                part = self.visit(inner)
+                size = min(size + part.size, MAX_UNFOLDED + 1)
+                path_bytes = max(path_bytes, part.path_bytes + step_bytes)
                 if keyword == "properties":
-                    named = max(named, inner_weight)
+                    named = named.most(part.cost)
                 elif (
                     keyword in _CHILD_KEYWORDS
                     or keyword in _CHILD_LIST_KEYWORDS
                     or keyword in _CHILD_MAP_KEYWORDS
                 ):
-                    others += inner_weight
+                    others = others.plus(part.cost)
+                    if keyword == "propertyNames":
+                        others = others.plus(_Cost(0, 0, 0, part.cost.listed))
                 else:
-                    here += inner_weight
+                    here = here.plus(part.cost)
             if keyword in {"pattern", "patternProperties"}:
-                here += self._patterns_weight(
+                weight = self._patterns_weight(
                     [value] if isinstance(value, str) else value if isinstance(value, dict) else ()
                 )
-        return size, min(here + named + others, MAX_UNFOLDED * 1000)
+                here = here.plus(_Cost(weight, 0, 0, 0))
+        cost = here.plus(named).plus(others)
+        return _Part(size, _Cost(*(min(one, _MOST) for one in cost)), path_bytes)
 
     def _subschemas(self, keyword: str, value: Any) -> Iterable[object]:
         """Return the schemas that a keyword evaluates."""
@@ -186,6 +256,8 @@ class _SchemaWalker:
         """Return whether a keyword without schemas has a known cost."""
         if keyword in _SANDBOX_KEYWORDS:
             return keyword == "uniqueItems" and value is False
+        if keyword in NUMBER_KEYWORDS and not are_ordinary(keyword, value):
+            return False
         if keyword == "$id":
             # References are resolved against it. At the root it does not affect those with a #.
             return isinstance(self._root, dict) and self._root.get("$id") is value
@@ -239,6 +311,16 @@ def _may_backtrack(pattern: str) -> bool:
     return _BACKTRACKING.search(pattern) is not None
 
 
+def _keyword_cost(keyword: str, value: object) -> _Cost:
+    """Return the cost of a keyword, without the schemas in it."""
+    return _Cost(
+        _comparison_count(keyword, value),
+        keyword_ns(keyword, value),
+        _listing_count(keyword, value),
+        0,
+    )
+
+
 def _comparison_count(keyword: str, value: object) -> int:
     """Return the cost of one check of a keyword, in comparisons."""
     match keyword, value:
@@ -246,9 +328,26 @@ def _comparison_count(keyword: str, value: object) -> int:
             return sum(_COMPOUND_WEIGHT if isinstance(one, dict | list) else 1 for one in value)
         case "const", dict() | list():
             return _COMPOUND_WEIGHT
-        case "multipleOf", _:
-            return _DIVISION_WEIGHT
         case "pattern", _:
             return 0
         case _:
             return 1
+
+
+def _listing_count(keyword: str, value: object) -> int:
+    """Return the cost of the problems of a keyword, in problems that quote little."""
+    if keyword in _ANNOTATIONS:
+        return 0
+    count = len(value) if keyword == "required" and isinstance(value, list) else 1
+    if keyword in _QUOTED_LISTS or not isinstance(value, dict | list):
+        count += len(msgspec.json.encode(value)) // _QUOTED_BYTES
+    return count
+
+
+def _step_bytes(keyword: str, value: object) -> int:
+    """Return the most bytes by which a keyword makes the way to schemas in it longer."""
+    if keyword == "$ref" and isinstance(value, str):
+        return len(value)
+    if keyword == "patternProperties" and isinstance(value, dict):
+        return max(map(len, value), default=0)
+    return 0

@@ -98,7 +98,7 @@ class _CheckServer:
             return CheckOutcome()
         # Listing the problems takes longer than finding that there is one.
         self._write(CheckOutcome(final=False))
-        return _problems_outcome(schema.list_problems(value, at))
+        return _problems_outcome(schema.list_problems(value, len(payload), at))
 
     def _write(self, outcome: CheckOutcome) -> None:
         left = memoryview(encode_frame(outcome))

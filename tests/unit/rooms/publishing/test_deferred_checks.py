@@ -1,5 +1,6 @@
 """Test which checks a request asks of the sandbox, and that their results reach it."""
 
+import json
 import secrets
 import uuid
 from collections import Counter
@@ -13,7 +14,7 @@ from rooms.db.publish.request_rows import InsertRows
 from rooms.db.publish.routing import RoutingRecord, SubscriptionRecord, VersionRecord
 from rooms.domain.ids import IdGenerator, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
-from rooms.errors import FieldProblem, TooLargeError
+from rooms.errors import FieldProblem, InvalidError, TooLargeError
 from rooms.publishing import deferred_checks
 from rooms.publishing.cel_filter import FilterInput, FilterResult, load_filter
 from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
@@ -106,7 +107,9 @@ COUNTRY = "payload.country == 'NL' && payload.amount > 10"
 """An ordinary filter, of 2 microseconds."""
 
 
-def prepare(subscriptions: int, messages: int) -> InsertRows:
+def prepare(
+    subscriptions: int, messages: int, *, schema: str | None = None, payload: bytes | None = None
+) -> InsertRows:
     """Prepare a batch of messages that match the filter of all subscriptions of its room."""
     organisation = OrganisationId(str(uuid.UUID(int=9)))
     table = RoutingTable(
@@ -126,13 +129,13 @@ def prepare(subscriptions: int, messages: int) -> InsertRows:
                 )
                 for number in range(subscriptions)
             ),
-            versions=(VersionRecord("made", 1, None),),
+            versions=(VersionRecord("made", 1, schema),),
         )
     )
-    payload = msgspec.Raw(b'{"country": "NL", "amount": 11, "note": "' + b"x" * 150 + b'"}')
-    slices = Preparer(IdGenerator(secrets.randbits), max_payload_bytes=1000).prepare_in_slices(
+    raw = msgspec.Raw(payload or b'{"country": "NL", "amount": 11, "note": "' + b"x" * 150 + b'"}')
+    slices = Preparer(IdGenerator(secrets.randbits), max_payload_bytes=300_000).prepare_in_slices(
         table,
-        [MessageRequest(event_type="made", payload=payload) for _ in range(messages)],
+        [MessageRequest(event_type="made", payload=raw) for _ in range(messages)],
         batch=True,
         publisher=b"",
         now_ms=1,
@@ -152,6 +155,39 @@ def prepare(subscriptions: int, messages: int) -> InsertRows:
 def test_a_batch_for_many_ordinary_filters_needs_no_sandbox() -> None:
     """Others may have subscribed: they must not end the batches of a publisher."""
     assert prepare(40, 1000).row_count == 41_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"items": {"required": [f"{number:x}" for number in range(4000)]}}, [{}] * 150),
+        ({"items": {"multipleOf": 0.1}}, [1e300] * 30_000),
+        ({"items": {"multipleOf": 1e-308}}, [1e308] * 30_000),
+        ({"items": {"multipleOf": 0.1}}, [1] * 30_000),
+    ],
+)
+def test_a_message_that_may_keep_the_event_loop_is_checked_in_the_sandbox(
+    schema: object, payload: object
+) -> None:
+    with pytest.raises(ChecksPendingError) as caught:
+        prepare(0, 1, schema=json.dumps(schema), payload=json.dumps(payload).encode())
+    assert len(caught.value.checks.pending) == 1
+
+
+def test_a_batch_lists_problems_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the lists of 300 names, each of which may take 1.7 ms."""
+    monkeypatch.setattr("rooms.publishing.prepare.MAX_PROBLEMS", 1000)
+    schema = PayloadSchema({"required": [f"{number:x}" for number in range(300)]})
+    listed: list[str] = []
+
+    def list_problems(_: PayloadSchema, __: object, at: str) -> list[FieldProblem]:
+        listed.append(at)
+        return [FieldProblem(at, "does not match")]
+
+    monkeypatch.setattr(PayloadSchema, "_list_problems", list_problems)
+    with pytest.raises(InvalidError):
+        prepare(0, 50, schema=schema.text.decode(), payload=b"{}")
+    assert len(listed) == 5
 
 
 def test_each_message_of_a_batch_has_a_budget_for_cheap_checks(

@@ -143,6 +143,152 @@ def test_a_payload_nested_too_deeply_to_be_validated_is_a_problem(nest: int) -> 
     assert found is None or all(problem.field.startswith("payload") for problem in found)
 
 
+NAMES = [f"{number:x}" for number in range(4000)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"items": {"required": NAMES}}, [{}] * 150),
+        ({"required": NAMES}, {}),
+        ({"anyOf": [{"required": NAMES[:2000]}] * 2}, {}),
+        (
+            {"items": {"anyOf": [{"$ref": "#/$defs/a"}] * 20}, "$defs": {"a": {"required": NAMES}}},
+            [{}],
+        ),
+        ({"items": {"const": "x" * 30_000}}, [1] * 300),
+        ({"items": {"enum": ["x" * 30_000]}}, [1] * 300),
+        ({"items": {"required": ["x" * 30_000]}}, [{}] * 300),
+        ({"items": {"const": [[]] * 8000}}, [1] * 100),
+        ({"items": {"not": {"description": "x" * 30_000}}}, [1] * 300),
+        (
+            {
+                "$defs": {"n" * 12_000: {"type": "string"}},
+                "items": {"$ref": "#/$defs/" + "n" * 12_000},
+            },
+            [1] * 300,
+        ),
+        ({"propertyNames": {"maxLength": 1}}, {f"key {number}": "x" for number in range(450)}),
+        (
+            {"additionalProperties": {"items": {"type": "string"}}},
+            {"k" * 30_000: [1] * 300},
+        ),
+    ],
+)
+def test_problems_that_are_many_or_quote_much_are_not_listed_inline(
+    schema: Any, payload: Any
+) -> None:
+    found = PayloadSchema(schema)
+    assert found.is_plain
+    text = json.dumps(payload).encode()
+    assert (found.cost_ns(len(text)) or 0) < 10_000_000
+    assert found.problems(text, "payload") is None
+
+
+def test_the_first_problem_is_found_where_there_are_very_many() -> None:
+    schema = PayloadSchema({"items": {"required": NAMES}}, compiled=True)
+    found = schema.list_problems([{}] * 150, 451, "payload")
+    assert [problem.field for problem in found] == ["payload[0]"]
+
+
+def test_the_problems_of_an_ordinary_message_are_listed_inline() -> None:
+    fields = [f"field_{number}" for number in range(30)]
+    schema = PayloadSchema(
+        {
+            "type": "object",
+            "required": fields,
+            "properties": {
+                "amount": {"type": "number", "minimum": 0, "multipleOf": 0.01},
+                "state": {"enum": ["new", "paid", "sent"]},
+                **{name: {"type": "string", "maxLength": 100} for name in fields},
+            },
+            "additionalProperties": False,
+        }
+    )
+    payload = {"amount": -1.234, "state": "odd", "other": 1, **dict.fromkeys(fields[:15], "text")}
+    found = schema.problems(json.dumps(payload).encode(), "payload")
+    assert found is not None
+    assert len(found) == 19
+
+
+class Budget:
+    """Have enough for everything."""
+
+    def __init__(self) -> None:
+        self.spent_ns: float = 0
+
+    def spend(self, cost_ns: float) -> bool:
+        self.spent_ns += cost_ns
+        return True
+
+
+def test_the_time_to_list_problems_is_taken_from_the_budget() -> None:
+    schema = PayloadSchema({"required": NAMES[:300]})
+    budget = Budget()
+    found = schema.problems(b"{}", "payload", budget.spend)
+    assert len(found or ()) == 20
+    assert budget.spent_ns > 1_000_000
+    assert schema.problems(b"{}", "payload", lambda _: False) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "number"),
+    [
+        ({"multipleOf": 0.1}, "1e300"),
+        ({"multipleOf": 3}, "1e300"),
+        ({"multipleOf": 0.1}, "9" * 4000),
+        ({"multipleOf": 0.01}, "-1.5E+20"),
+        ({"minimum": 0.1}, "1e-300"),
+        ({"exclusiveMaximum": 7}, "9" * 4000),
+        ({"const": 0.1}, "1e-300"),
+        ({"enum": [[{"a": 1}]]}, "1e300"),
+    ],
+)
+@pytest.mark.parametrize("place", ["{}", "[{}]", "[1,{}]", '{{"a" : {}}}', "[\n{}]"])
+def test_extreme_numbers_are_not_compared_inline(schema: Any, number: str, place: str) -> None:
+    found = PayloadSchema({"anyOf": [schema, True]})
+    assert found.problems(place.format("123.45").encode(), "payload") == []
+    assert found.problems(place.format(number).encode(), "payload") is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"multipleOf": 1e-308},
+        {"multipleOf": 1e308},
+        {"minimum": 1e-308},
+        {"const": 1e-300},
+        {"enum": [1, [{"a": 1e300}]]},
+    ],
+)
+def test_a_schema_with_extreme_numbers_is_not_plain(schema: Any) -> None:
+    assert not PayloadSchema({"items": schema}).is_plain
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"multipleOf": 0.01},
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"maximum": 1.7976931348623157e308},
+        {"const": 0},
+        {"enum": [True, 1, 2.5]},
+    ],
+)
+def test_comparisons_of_numbers_are_taken_from_the_budget(schema: Any) -> None:
+    found = PayloadSchema({"anyOf": [{"items": schema}, True]})
+    budget = Budget()
+    text = b"[" + b"1," * 999 + b'"3f2b4e55-9a7d-4e55", 1.5e9]'
+    assert found.problems(text, "payload", budget.spend) == []
+    assert budget.spent_ns >= 1000 * 1000
+    assert found.problems(text, "payload", lambda _: False) is None
+
+
+def test_strings_are_compared_without_a_cost_for_numbers() -> None:
+    schema = PayloadSchema({"items": {"enum": ["a", "b"], "minLength": 1}})
+    assert schema.problems(b'["a"]', "payload", lambda _: False) == []
+
+
 def test_problems_of_many_values_are_not_listed_inline() -> None:
     schema = PayloadSchema({"items": {"anyOf": [{"type": "string"}] * 50}})
     assert schema.problems(json.dumps([1] * 1000).encode(), "payload") is None
