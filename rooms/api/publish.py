@@ -143,7 +143,10 @@ async def publish_batch(
     room_id: RoomPath,
     idempotency_key: IdempotencyKey = None,  # noqa: ARG001 - read as it came, so that both ways judge alike
 ) -> Response[PublishBatchResponse]:
-    """Store all messages or none: one wrong message refuses all; each problem names its index."""
+    """Store all messages or none: one wrong message refuses all; each problem names its index.
+
+    Together they make at most 100,000 deliveries (413), or as many as one of them makes.
+    """
     body, key = await read_request(
         request.scope["headers"], request.receive, services.settings.max_body_bytes
     )

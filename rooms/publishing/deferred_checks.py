@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rooms.errors import FieldProblem, InvalidError, TooLargeError
+from rooms.errors import FieldProblem, InvalidError
+from rooms.publishing.batch_bounds import BatchTooCostlyError
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.sandbox.client import CheckSandbox
@@ -43,14 +44,10 @@ _PendingCheck = tuple[PayloadSchema | MessageFilter, int, Check]
 """Hold what is asked, the index of the message, and the check."""
 
 
-class TooManyChecksError(TooLargeError):
-    """Report a batch that needs too many costly checks, which depends on the room's subscribers."""
-
-
 class DeferredChecks:
     """Hold the results of one request's checks, and the checks that are pending.
 
-    `problems` and `filter_result` raise TooManyChecksError where a batch has too many that are
+    `problems` and `filter_result` raise BatchTooCostlyError where a batch has too many that are
     pending.
     """
 
@@ -89,7 +86,7 @@ class DeferredChecks:
     def _add(self, subject: PayloadSchema | MessageFilter, index: int, check: Check) -> None:
         # One message passes with any number of filters: it cannot be divided.
         if len(self.pending) >= MAX_PENDING and index != self.pending[0][1]:
-            raise TooManyChecksError(
+            raise BatchTooCostlyError(
                 f"messages: more than {MAX_PENDING} of their validations and filters may take long;"
                 " publish fewer messages at a time"
             )

@@ -44,7 +44,7 @@ LARGE_BYTES: Final = 1024 * 1024
 MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
 """Above it PostgreSQL does not keep up, and requests are refused; for each of the connections.
 
-An organisation is refused only while more than an equal part of it waits for its own requests.
+A request is refused only if more than an equal part would wait for its organisation, with itself.
 """
 _OVERHEAD_BYTES: Final = 1024
 """A request takes about so many bytes beside payloads, and so does each message or delivery."""
@@ -199,21 +199,29 @@ class GroupCommitter:
         """
         if self._closing or self._task is None:
             raise StorageRefusedError("publishing is shutting down")
-        if self._waiting_bytes > MAX_WAITING_BYTES and self._exceeds_share(submission.organisation):
-            raise StorageRefusedError("too many publishes are waiting to be written")
         one = _PendingSubmission(submission, settle)
+        # One that waits for no other is always accepted, whatever its size.
+        if (
+            self._waiting_bytes
+            and self._waiting_bytes + one.size > MAX_WAITING_BYTES
+            and self._exceeds_share(one)
+        ):
+            raise StorageRefusedError("too many publishes are waiting to be written")
         self._waiting_bytes += one.size
         if submission.key is None and not submission.caller_ids:
             self._enqueue(one)
         else:
             self._claim_or_wait(one)
 
-    def _exceeds_share(self, organisation: OrganisationId | None) -> bool:
-        behind = self._bytes_behind
-        own_bytes = behind[organisation]
+    def _exceeds_share(self, one: _PendingSubmission) -> bool:
+        """Return whether an organisation would have more than its equal part with this request."""
+        organisation, behind = one.submission.organisation, self._bytes_behind
+        own_bytes = behind[organisation] + one.size
         if (queue := self._waiting.get(organisation)) is not None:
             own_bytes += queue.bytes
-        return own_bytes > MAX_WAITING_BYTES // len(self._waiting.keys() | behind.keys())
+        return own_bytes > MAX_WAITING_BYTES // len(
+            self._waiting.keys() | behind.keys() | {organisation}
+        )
 
     def _enqueue(self, one: _PendingSubmission) -> None:
         queue = self._waiting.get(one.submission.organisation)

@@ -15,6 +15,7 @@ from rooms.domain.delivery_task import DEFAULT_PRIORITY
 from rooms.domain.ids import IdGenerator, SubscriptionId
 from rooms.domain.message import MAX_DELAY_MS, DeliverySchedule
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
+from rooms.publishing.batch_bounds import check_deliveries
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
 from rooms.publishing.deferred_checks import (
     BASE_BUDGET_NS,
@@ -136,8 +137,8 @@ class Preparer:
 
         ChecksPendingError: some checks are too costly to run here. InvalidError: names every field
         that the room does not accept. TooLargeError: a payload exceeds the limit.
-        TooManyChecksError: too many would be pending. ForbiddenError: `access` does not include an
-        event type.
+        BatchTooCostlyError: too many would be pending, or the batch makes too many deliveries.
+        ForbiddenError: `access` does not include an event type.
         """
         found = _RoutedMessages(checks)
         rest = enumerate(messages)
@@ -153,6 +154,7 @@ class Preparer:
         ):
             yield
         routes = found.finish(self._on_filter_error)
+        check_deliveries(route.rows.recipient_count for route in routes if route is not None)
         rows = InsertRows(routing.room_id, routing.plan_version)
         rows.tracks_completion = routing.tracks_completion
         answers: list[bytes] = []

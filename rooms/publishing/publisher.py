@@ -20,7 +20,8 @@ from rooms.errors import (
     SuspendedError,
 )
 from rooms.ports import Clock
-from rooms.publishing.deferred_checks import Checker, ChecksPendingError, TooManyChecksError
+from rooms.publishing.batch_bounds import BatchTooCostlyError
+from rooms.publishing.deferred_checks import Checker, ChecksPendingError
 from rooms.publishing.group_commit import (
     GroupCommitter,
     IdReused,
@@ -259,7 +260,7 @@ class Publisher:
                     key=key,
                     request_hash=request_hash,
                 )
-            except (InvalidError, TooManyChecksError):
+            except (InvalidError, BatchTooCostlyError):
                 # The room may have changed since the key was used; the first answer still holds.
                 found = None if key is None else await self._find_by_idempotency_key(room_id, key)
                 if found is None:

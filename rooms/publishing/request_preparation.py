@@ -16,11 +16,8 @@ from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.errors import ConflictError, ForbiddenError, InvalidError, RoomsError
 from rooms.ports import Clock
-from rooms.publishing.deferred_checks import (
-    ChecksPendingError,
-    DeferredChecks,
-    TooManyChecksError,
-)
+from rooms.publishing.batch_bounds import BatchTooCostlyError
+from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
 from rooms.publishing.prepare import Preparer, content_hash
 from rooms.publishing.request import MessageRequest
 from rooms.publishing.routing import PublishAccess, RoutingTable
@@ -30,7 +27,7 @@ from rooms.publishing.sandbox.client import CheckSandbox
 KnownAnswers = Mapping[str, tuple[bytes, bytes]]
 """Content hash and answer by caller id."""
 FindByCallerId = Callable[[RoomId, Collection[str]], Awaitable[KnownAnswers]]
-REFUSALS: Final = (ChecksPendingError, InvalidError, TooManyChecksError, ForbiddenError)
+REFUSALS: Final = (ChecksPendingError, InvalidError, BatchTooCostlyError, ForbiddenError)
 """Errors of `at_once` and `in_slices` after which `after_refusal` may still succeed."""
 
 
@@ -133,7 +130,7 @@ class RequestPreparation:
             return await self._with_checks(
                 principal, functools.partial(prepare, table, access=access), error.checks
             )
-        except (InvalidError, TooManyChecksError, ForbiddenError) as exc:
+        except (InvalidError, BatchTooCostlyError, ForbiddenError) as exc:
             # The cached routing table may be out of date.
             refusal: RoomsError = exc
             fresh = await self._routing.reload(table.room_id)
@@ -143,7 +140,7 @@ class RequestPreparation:
                     return await self._with_checks(
                         principal, functools.partial(prepare, fresh, access=access)
                     )
-                except (InvalidError, TooManyChecksError) as again:
+                except (InvalidError, BatchTooCostlyError) as again:
                     refusal = again
             if isinstance(refusal, ForbiddenError):
                 raise

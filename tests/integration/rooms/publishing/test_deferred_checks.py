@@ -134,6 +134,22 @@ async def test_a_batch_that_was_accepted_gets_its_answer_where_it_needs_too_many
     assert house.run("SELECT count(*) FROM messages") == [(6,)]
 
 
+async def test_a_batch_that_was_accepted_gets_its_answer_where_it_makes_too_many_deliveries_now(
+    desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = house.room()
+    house.event_type(room)
+    house.subscription(room)
+    first = await desk.publisher.publish_batch(house.principal, room, batch(1, 2), "key")
+    monkeypatch.setattr("rooms.publishing.batch_bounds.MAX_BATCH_DELIVERIES", 1)
+    again = await desk.publisher.publish_batch(house.principal, room, batch(1, 2), "key")
+    assert (again.replayed, again.body) == (True, first.body)
+    with pytest.raises(TooLargeError, match="they make 2 deliveries"):
+        await desk.publisher.publish_batch(house.principal, room, batch(1, 2), None)
+    await desk.publisher.publish_batch(house.principal, room, batch(1), None)
+    assert house.run("SELECT count(*) FROM messages") == [(3,)]
+
+
 async def test_a_batch_by_a_large_schema_is_accepted(database: str, house: House) -> None:
     """Check that the schema is not copied for each message, which took a second and its memory."""
     room = house.room()

@@ -15,7 +15,7 @@ from rooms.db.publish.routing import RoutingRecord, SubscriptionRecord, VersionR
 from rooms.domain.ids import IdGenerator, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
-from rooms.publishing import deferred_checks
+from rooms.publishing import batch_bounds, deferred_checks
 from rooms.publishing.cel_filter import FilterInput, FilterResult, load_filter
 from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
 from rooms.publishing.json_schema import PayloadSchema
@@ -108,7 +108,12 @@ COUNTRY = "payload.country == 'NL' && payload.amount > 10"
 
 
 def prepare(
-    subscriptions: int, messages: int, *, schema: str | None = None, payload: bytes | None = None
+    subscriptions: int,
+    messages: int,
+    *,
+    schema: str | None = None,
+    payload: bytes | None = None,
+    wanted: str | None = COUNTRY,
 ) -> InsertRows:
     """Prepare a batch of messages that match the filter of all subscriptions of its room."""
     organisation = OrganisationId(str(uuid.UUID(int=9)))
@@ -125,7 +130,7 @@ def prepare(
                     type=SubscriptionType.PUSH,
                     version=1,
                     event_types=None,
-                    filter=COUNTRY,
+                    filter=wanted,
                 )
                 for number in range(subscriptions)
             ),
@@ -188,6 +193,24 @@ def test_a_batch_lists_problems_within_its_budget(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InvalidError):
         prepare(0, 50, schema=schema.text.decode(), payload=b"{}")
     assert len(listed) == 5
+
+
+def test_a_batch_that_makes_too_many_deliveries_is_refused_before_any_is_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Count what 1,000 messages to 1,000 subscriptions, a million rows, take."""
+    assert prepare(100, 1000, wanted=None).row_count == 101_000
+    monkeypatch.setattr(Preparer, "_add", None)
+    with pytest.raises(TooLargeError, match=r"^messages: they make 1000000 deliveries.* fewer"):
+        prepare(1000, 1000, wanted=None)
+
+
+def test_one_message_may_have_any_number_of_recipients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_bounds, "MAX_BATCH_DELIVERIES", 10)
+    assert prepare(30, 1, wanted=None).row_count == 31
+    assert prepare(5, 2, wanted=None).row_count == 12
+    with pytest.raises(TooLargeError):
+        prepare(30, 2, wanted=None)
 
 
 def test_each_message_of_a_batch_has_a_budget_for_cheap_checks(

@@ -27,6 +27,7 @@ from rooms.publishing.group_commit import (
 from tests.support import virtual_time
 
 ROOM = RoomId(1)
+KIB = 1024
 MIB = 1024 * 1024
 
 
@@ -227,20 +228,40 @@ async def test_an_organisation_with_too_much_waiting_is_refused_and_no_other() -
         await asyncio.sleep(0)
         accepted = 1 + MAX_WAITING_BYTES // (16 * MIB)
         for _ in range(accepted - 1):
-            committer.submit_nowait(a_request(size=16 * MIB), outcomes.append)
+            committer.submit_nowait(a_request(size=16 * MIB - 8 * KIB), outcomes.append)
         with pytest.raises(StorageRefusedError):
-            committer.submit_nowait(a_request(), outcomes.append)
+            committer.submit_nowait(a_request(size=64 * KIB), outcomes.append)
         for number in range(20):
             committer.submit_nowait(
                 a_request(organisation=f"other {number % 10}", size=256 * 1024), outcomes.append
             )
-        # One that has more than its equal part is refused as well.
-        committer.submit_nowait(a_request(organisation="third", size=16 * MIB), outcomes.append)
+        # One that would have more than its equal part is refused as well.
+        with pytest.raises(StorageRefusedError):
+            committer.submit_nowait(a_request(organisation="third", size=16 * MIB), outcomes.append)
+        committer.submit_nowait(a_request(organisation="third", size=8 * MIB), outcomes.append)
         for organisation in ("third", "ours"):
             with pytest.raises(StorageRefusedError):
-                committer.submit_nowait(a_request(organisation=organisation), outcomes.append)
+                committer.submit_nowait(
+                    a_request(organisation=organisation, size=4 * MIB), outcomes.append
+                )
         store.open.set()
     assert outcomes == [None] * (accepted + 21)
+
+
+async def test_a_request_that_waits_for_no_other_is_accepted_whatever_its_size() -> None:
+    store = Store()
+    store.open.clear()
+    outcomes: list[CommitOutcome | Exception] = []
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        committer.submit_nowait(a_request(size=2 * MAX_WAITING_BYTES), outcomes.append)
+        await asyncio.sleep(0)
+        committer.submit_nowait(a_request(size=2 * MAX_WAITING_BYTES), outcomes.append)
+        with pytest.raises(StorageRefusedError):
+            committer.submit_nowait(
+                a_request(organisation="other", size=MAX_WAITING_BYTES), outcomes.append
+            )
+        store.open.set()
+    assert outcomes == [None, None]
 
 
 async def test_what_waits_for_a_key_counts_as_waiting() -> None:
@@ -249,7 +270,7 @@ async def test_what_waits_for_a_key_counts_as_waiting() -> None:
     outcomes: list[CommitOutcome | Exception] = []
     async with GroupCommitter(store, on_commit=lambda _: None) as committer:
         for _ in range(1 + MAX_WAITING_BYTES // (16 * MIB)):
-            committer.submit_nowait(a_request("k", size=16 * MIB), outcomes.append)
+            committer.submit_nowait(a_request("k", size=16 * MIB - 8 * KIB), outcomes.append)
             await asyncio.sleep(0)
         with pytest.raises(StorageRefusedError):
             committer.submit_nowait(a_request("k", size=16 * MIB), outcomes.append)
