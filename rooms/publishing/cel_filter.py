@@ -48,7 +48,9 @@ MAX_EXPRESSION: Final = 1024
 """Most characters of an expression."""
 LOOP_TIMEOUT_S: Final = 0.05
 """Longest time of the loops of one evaluation."""
-_NUL: Final = b"\\u0000"
+_ESCAPED_NUL: Final = b"\\u0000"
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""The escape sequence, and not a backslash (two of them in JSON) before the text `u0000`."""
 _ERROR_LOCATION: Final = re.compile(r"<input>:(?P<line>\d+):(?P<column>\d+): (?P<message>.*)")
 _MAX_ERROR_CHARS: Final = 300
 _TICK: Final = "_tick"
@@ -95,7 +97,7 @@ class FilterInput:
     def activation(self) -> Any:
         """Return the message for the library. ValueError: the library cannot represent it."""
         if self._activation is None:
-            if _NUL in self.payload:
+            if _ESCAPED_NUL in self.payload and _NUL.search(self.payload):
                 # The library would read such a text only up to that character.
                 raise ValueError("the payload contains U+0000")
             self._activation = _cel.Activation(

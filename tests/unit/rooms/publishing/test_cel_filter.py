@@ -133,6 +133,22 @@ def test_a_filter_that_cannot_say_lets_the_message_pass_and_logs_why(
     assert expected in judgement.error
 
 
+@pytest.mark.parametrize("slashes", range(1, 9))
+def test_only_an_escaped_nul_is_one(slashes: int) -> None:
+    """Pairs of backslashes in JSON are backslashes of the text, as in a path of Windows."""
+    raw = b'{"region": "us", "path": "C:' + b"\\" * slashes + b'u0000abc"}'
+    result = MessageFilter("payload.region == 'eu'").evaluate(a_subject(raw=raw))
+    contains_nul = "\x00" in json.loads(raw)["path"]
+    assert result.matches is contains_nul
+    assert (result.error is not None) is contains_nul
+
+
+def test_many_backslashes_are_searched_in_one_pass() -> None:
+    """A quadratic search of these would take minutes."""
+    raw = b'{"region": "us", "path": "' + b"\\" * 400_000 + b'u0000"}'
+    assert MessageFilter("payload.region == 'eu'").evaluate(a_subject(raw=raw)).error is None
+
+
 @pytest.mark.parametrize(
     "loop",
     [
