@@ -183,7 +183,9 @@ class Publisher:
         are not looked at. The errors are those of `publish`.
         """
         table, access = await self._find_access(principal, room_id)
-        request = table, principal, access, [decode_message(body)]
+        message = decode_message(body)
+        message.id = None  # A message that was refused would be looked up by it.
+        request = table, principal, access, [message]
         try:
             rows = self._preparation.at_once(*request, refused=_NONE_REFUSED, answered={})
         except REFUSALS as exc:

@@ -32,11 +32,17 @@ async def test_a_check_says_what_a_publish_would_say_and_publishes_nothing(api: 
 
 async def test_an_id_that_is_taken_is_not_looked_at(api: Api) -> None:
     room = (await api.room())["id"]
-    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    schema = {"type": "integer"}
+    await api.made(f"/rooms/{room}/event-types", {"name": "made", "schema": schema})
     message = {"event_type": "made", "payload": 1, "id": "one"}
     assert (await api.call("POST", f"/rooms/{room}/messages", json=message)).status_code == 202
+    at = f"/rooms/{room}/messages/check"
     other = message | {"payload": 2}
-    assert (await api.call("POST", f"/rooms/{room}/messages/check", json=other)).status_code == 200
+    assert (await api.call("POST", at, json=other)).status_code == 200
+    wrong = await api.call("POST", at, json=message | {"payload": "text"})
+    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "payload")
+    unknown = await api.call("POST", at, json=message | {"event_type": "odd"})
+    assert (unknown.status_code, unknown.json()["errors"][0]["field"]) == (422, "event_type")
 
 
 async def test_a_check_shows_a_publisher_what_its_publish_shows(shared: Shared) -> None:
