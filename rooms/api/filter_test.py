@@ -22,10 +22,11 @@ from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog import subscriptions as records
 from rooms.db.connection import transaction
 from rooms.domain.delivery_task import DEFAULT_PRIORITY
+from rooms.domain.message_headers import MAX_HEADERS
 from rooms.domain.state_machine import Scope
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
 from rooms.publishing.cel_filter import FilterInput, MessageFilter, load_filter
-from rooms.publishing.request import MAX_HEADERS, MAX_TEXT
+from rooms.publishing.request import MAX_TEXT
 
 
 class FilterTestRequest(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -35,9 +35,10 @@ from rooms.db.queries.message_scope import (
 from rooms.db.queries.messages import MessageRecord, delivery_states, find_message
 from rooms.db.receipt_keys import current_key
 from rooms.domain.ids import MessageId, OrganisationId
+from rooms.domain.message_headers import SIGNATURE_HEADER
 from rooms.domain.state_machine import Scope
 from rooms.errors import NotFoundError
-from rooms.evidence.message_signature import HEADER, payload_hash, read_signature
+from rooms.evidence.message_signature import payload_hash, read_signature
 from rooms.evidence.receipt import (
     Receipt,
     ReceiptDelivery,
@@ -180,7 +181,7 @@ async def _signature(
     members: Mapping[OrganisationId, Member],
 ) -> ReceiptSignature | None:
     """Return the signature with its key. A publisher that signs names itself by it."""
-    jws = json.loads(message.headers or b"{}").get(HEADER)
+    jws = json.loads(message.headers or b"{}").get(SIGNATURE_HEADER)
     if jws is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Decide which headers a publisher may add to the webhooks of a message.
+"""Decide which headers a publisher may add to the webhooks of a message, and how many bytes.
 
 An endpoint may trust what its proxy or security server says about a caller. A publisher of another
 organisation must not be able to say it.
@@ -7,6 +7,24 @@ organisation must not be able to say it.
 import re
 from typing import Final
 
+MAX_HEADERS: Final = 20
+"""Most headers of a publisher."""
+MAX_NAME: Final = 128
+MAX_VALUE: Final = 1024
+SIGNATURE_HEADER: Final = "Rooms-Publisher-Signature"
+"""The header by which subscribers get the publisher's signature."""
+MAX_SIGNATURE: Final = 4096
+"""The longest signature; it fits into the headers of a webhook."""
+MAX_DELIVERED_HEADERS: Final = MAX_HEADERS + 1
+HEADER_OVERHEAD: Final = 8
+"""Bytes that a header takes beside its name and value, where all are counted."""
+MAX_DELIVERED_BYTES: Final = (
+    MAX_HEADERS * (MAX_NAME + MAX_VALUE)
+    + len(SIGNATURE_HEADER)
+    + MAX_SIGNATURE
+    + MAX_DELIVERED_HEADERS * HEADER_OVERHEAD
+)
+"""Most bytes of all headers that filters and subscribers get."""
 _OWN: Final = re.compile(
     r"content-.*|webhook-.*|rooms-.*|ce-.*|proxy-.*|host|connection|keep-alive|transfer-encoding"
     r"|te|trailer|upgrade|authorization|expect|accept-encoding|cookie|date|user-agent",

@@ -10,13 +10,10 @@ from typing import Final
 
 import msgspec
 
+from rooms.domain.message_headers import MAX_SIGNATURE
 from rooms.evidence.jose import EvidenceError, Jws, PublicKey, SigningKey, read_jws, sign
 
 TYPE: Final = "rooms-message+jws"
-HEADER: Final = "Rooms-Publisher-Signature"
-"""The header by which subscribers get the signature."""
-MAX_CHARACTERS: Final = 4096
-"""The longest signature; it fits into the headers of a webhook."""
 _IDENTITY: Final = ("publisher", "room", "event_type", "version", "id", "ordering_key")
 
 
@@ -103,8 +100,8 @@ def sign_message(
 
 def read_signature(text: str) -> Jws:
     """Return a signature that is not verified yet. EvidenceError: it is none."""
-    if len(text) > MAX_CHARACTERS:
-        raise EvidenceError(f"it is longer than {MAX_CHARACTERS} characters")
+    if len(text) > MAX_SIGNATURE:
+        raise EvidenceError(f"it is longer than {MAX_SIGNATURE} characters")
     return read_jws(text, TYPE)
 
 

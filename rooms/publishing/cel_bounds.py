@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
+from rooms.domain.message_headers import MAX_DELIVERED_BYTES, MAX_DELIVERED_HEADERS
 from rooms.publishing.cel_tree import (
     Comprehension,
     Constant,
@@ -37,7 +38,7 @@ _SEARCH_NS: Final = 0.02
 _STATE_NS: Final = 8.0
 """A byte of a text times a state of a pattern."""
 _STATE_BUILD_NS: Final = 500.0
-_HEADERS_EXTENT: Final = (25_000.0, 20.0)
+_HEADERS_EXTENT: Final = (float(MAX_DELIVERED_BYTES), float(MAX_DELIVERED_HEADERS))
 _FIELD_EXTENT: Final = (520.0, 1.0)
 """Greatest size and number of elements, of the headers and of the other fields of a message."""
 _ZONE_METHODS: Final = frozenset(

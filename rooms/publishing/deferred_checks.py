@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from rooms.domain.message_headers import HEADER_OVERHEAD, MAX_DELIVERED_BYTES
 from rooms.errors import FieldProblem, InvalidError
 from rooms.publishing.batch_bounds import BatchTooCostlyError
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
@@ -36,8 +37,6 @@ _PROBLEMS_NOT_LISTED: Final = (
     "does not match the schema of its event type; listing the problems takes too long"
 )
 _MAX_LATE: Final = 3
-_MAX_HEADERS_BYTES: Final = 25_000
-"""Bound that `rooms.publishing.cel_bounds` assumes; published messages stay below it."""
 
 
 _PendingCheck = tuple[PayloadSchema | MessageFilter, int, Check]
@@ -146,7 +145,7 @@ class Checker:
     ) -> FilterResult:
         """Return the result of a filter for a message."""
         size = len(subject.payload)
-        small = _headers_bytes(subject.headers) <= _MAX_HEADERS_BYTES
+        small = _headers_bytes(subject.headers) <= MAX_DELIVERED_BYTES
         if small and message_filter.cost_ns(size) <= BASE_BUDGET_NS + BUDGET_NS_PER_BYTE * size:
             return message_filter.evaluate(subject)
         (outcome,) = await self._sandbox.run(
@@ -182,7 +181,7 @@ async def evaluate_all(
 
 
 def _headers_bytes(headers: Mapping[str, str]) -> int:
-    return sum(len(name) + len(value) + 8 for name, value in headers.items())
+    return sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in headers.items())
 
 
 def _filter_message(subject: FilterInput) -> FilterMessage:

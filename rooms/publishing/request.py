@@ -13,9 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from rooms.domain.message import MAX_DELAY_MS
-from rooms.domain.message_headers import header_key, is_reserved
+from rooms.domain.message_headers import (
+    MAX_HEADERS,
+    MAX_NAME,
+    MAX_SIGNATURE,
+    MAX_VALUE,
+    SIGNATURE_HEADER,
+    header_key,
+    is_reserved,
+)
 from rooms.errors import FieldProblem, InvalidError, MalformedError
-from rooms.evidence.message_signature import HEADER, MAX_CHARACTERS
 from rooms.validation_messages import (
     invalid_json_message,
     unknown_field_message,
@@ -23,15 +30,13 @@ from rooms.validation_messages import (
 )
 
 MAX_TEXT: Final = 128
-MAX_HEADERS: Final = 20
-MAX_HEADER_BYTES: Final = 1024
 MAX_TTL_MS: Final = 100 * 365 * 86_400_000
 MAX_KEY: Final = 255
 MAX_PROBLEMS: Final = 100
 _MAX_INT4: Final = 2**31 - 1
 
 _VISIBLE: Final = re.compile(r"[!-~]+")
-_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
+_TOKEN: Final = re.compile(rf"[!#$%&'*+\-.^_`|~0-9A-Za-z]{{1,{MAX_NAME}}}")
 _HEADER_VALUE: Final = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 _ERROR_LOCATION: Final = re.compile(r"(?P<message>.*?)(?: - at `\$?(?P<path>.*)`)?", re.DOTALL)
 
@@ -140,7 +145,7 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             str,
             Meta(
                 min_length=1,
-                max_length=MAX_CHARACTERS,
+                max_length=MAX_SIGNATURE,
                 description="Your signature over identity and payload, a JWS by a key of"
                 " `/v1/signing-keys`; it needs `version` and `id`. Every subscriber gets it.",
                 extra_json_schema={"pattern": "^[!-~]+$"},
@@ -154,7 +159,7 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     def delivered_headers(self) -> dict[str, str] | None:
         """The headers that subscribers get: the publisher's, and its signature."""
         if self.signature:
-            return {**(self.headers or {}), HEADER: self.signature}
+            return {**(self.headers or {}), SIGNATURE_HEADER: self.signature}
         return self.headers
 
     @property
@@ -345,7 +350,7 @@ def _header_problems(headers: dict[str, str], at: str) -> Iterator[FieldProblem]
         field = f"{at}.{name[:MAX_TEXT]}"
         if not _TOKEN.fullmatch(name):
             yield FieldProblem(
-                field, "a header's name is a token of RFC 9110, up to 128 characters"
+                field, f"a header's name is a token of RFC 9110, up to {MAX_NAME} characters"
             )
         elif is_reserved(header_key(name)):
             yield FieldProblem(
@@ -356,9 +361,9 @@ def _header_problems(headers: dict[str, str], at: str) -> Iterator[FieldProblem]
         elif name.lower() in seen:
             yield FieldProblem(field, "this header occurs twice")
         seen.add(name.lower())
-        if len(value) > MAX_HEADER_BYTES or not _HEADER_VALUE.fullmatch(value):
+        if len(value) > MAX_VALUE or not _HEADER_VALUE.fullmatch(value):
             yield FieldProblem(
-                field, f"a header's value is up to {MAX_HEADER_BYTES} visible ASCII characters"
+                field, f"a header's value is up to {MAX_VALUE} visible ASCII characters"
             )
 
 

@@ -1,8 +1,8 @@
 """A signed message from outside: what its webhook carries, and what its receipt proves."""
 
+from rooms.domain.message_headers import SIGNATURE_HEADER
 from rooms.evidence.jose import generate_key, public_key
 from rooms.evidence.message_signature import (
-    HEADER,
     MessageIdentity,
     payload_hash,
     read_signature,
@@ -34,7 +34,9 @@ def test_a_webhook_and_a_receipt_carry_the_publishers_signature(
     place.await_state(message, hook.id, "delivered")
 
     [call] = sink.wait(hook.path)
-    statement = read_statement(read_signature(call.headers[HEADER.lower()]), public_key(jwk))
+    statement = read_statement(
+        read_signature(call.headers[SIGNATURE_HEADER.lower()]), public_key(jwk)
+    )
     statement.check_identity(identity)
     statement.check_payload(payload_hash(call.body))
 

@@ -13,6 +13,7 @@ from rooms.db.queries.deliveries import deliveries_of_message
 from rooms.db.receipt_keys import ReceiptKeyError, current_key, rotate_key
 from rooms.db.secrets import Cipher
 from rooms.domain.ids import RoomId
+from rooms.domain.message_headers import SIGNATURE_HEADER
 from rooms.domain.principal import Principal
 from rooms.errors import ConflictError, InvalidError
 from rooms.evidence.jose import (
@@ -25,7 +26,6 @@ from rooms.evidence.jose import (
     sign,
 )
 from rooms.evidence.message_signature import (
-    HEADER,
     MessageIdentity,
     payload_hash,
     sign_message,
@@ -135,7 +135,7 @@ async def test_a_signature_reaches_every_subscriber_and_is_proved_by_receipts(
     message = await shared.publish(signature, ordering_key="k", headers={"X-A": "b"})
 
     [(headers,)] = await api.sql("SELECT headers FROM messages WHERE id = %s", message)
-    assert json.loads(headers) == {"X-A": "b", HEADER: signature}
+    assert json.loads(headers) == {"X-A": "b", SIGNATURE_HEADER: signature}
     trusted = {key.public.kid: key.public}
     for role in (OWNER, PUBLISHER, SUBSCRIBER):
         found = await proved(
@@ -327,7 +327,7 @@ async def test_a_consumer_that_pulls_gets_the_signature(api: Api) -> None:
     principal = await principal_of(api, "admin")
     _, body = await api.services.pull_service.pull(principal, queue["id"], b"{}")
     [message] = json.loads(body)["messages"]
-    assert message["headers"] == {HEADER: signature}
+    assert message["headers"] == {SIGNATURE_HEADER: signature}
 
 
 async def test_the_same_id_with_another_signature_is_other_content(

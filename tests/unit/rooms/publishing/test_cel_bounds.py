@@ -1,12 +1,22 @@
 """Bounds of filters: what is refused, and that the cost of every function of the library is known."""
 
+import json
 import re
 
 import pytest
 
+from rooms.domain.message_headers import (
+    HEADER_OVERHEAD,
+    MAX_DELIVERED_BYTES,
+    MAX_DELIVERED_HEADERS,
+    MAX_NAME,
+    MAX_SIGNATURE,
+    MAX_VALUE,
+)
 from rooms.errors import InvalidError
 from rooms.publishing.cel_bounds import UNBOUNDED
 from rooms.publishing.cel_filter import MAX_EXPRESSION, FilterInput, MessageFilter, load_filter
+from rooms.publishing.request import decode_message
 
 CHEAP_NS = 10_000_000
 
@@ -116,3 +126,25 @@ def test_each_operator_has_a_cost(operator: str) -> None:
 def test_a_long_expression_is_still_refused() -> None:
     with pytest.raises(InvalidError, match=str(MAX_EXPRESSION)):
         MessageFilter("true || " * 200 + "true")
+
+
+def test_the_bounds_hold_for_the_largest_headers_of_a_signed_message() -> None:
+    message = decode_message(
+        json.dumps(
+            {
+                "event_type": "made",
+                "version": 1,
+                "id": "one",
+                "payload": 1,
+                "headers": {f"{number:0{MAX_NAME}}": "x" * MAX_VALUE for number in range(20)},
+                "signature": "s" * MAX_SIGNATURE,
+            }
+        ).encode()
+    )
+    headers = message.delivered_headers
+    assert headers is not None
+    size = sum(len(name) + len(value) for name, value in headers.items())
+    assert size + len(headers) * HEADER_OVERHEAD == MAX_DELIVERED_BYTES
+    assert len(headers) == MAX_DELIVERED_HEADERS
+    compared = MessageFilter("headers == {'a': headers['b']}").cost_ns(1)
+    assert compared > MAX_DELIVERED_BYTES * 40
