@@ -15,7 +15,7 @@ import jsonschema_rs
 import msgspec
 
 from rooms.errors import FieldProblem, InvalidError
-from rooms.publishing.number_bounds import has_extreme_number, most_values
+from rooms.publishing.number_bounds import decode_payload, has_extreme_number, most_values
 from rooms.publishing.schema_bounds import SchemaBoundError, SchemaMeasure, measure_schema
 
 DRAFT_07: Final = "http://json-schema.org/draft-07/schema"
@@ -40,8 +40,8 @@ _MAX_SANDBOX_LISTED_NS: Final = 10 * _MAX_LISTED_NS
 _PROBLEM_NS: Final = 5_000
 _QUOTE_NS: Final = 100
 """A byte of the value that a problem quotes."""
-_PATH_NS: Final = 3
-"""A byte of the way to that value."""
+_PATH_NS: Final = 8
+"""A character of the names on the way to that value."""
 _MAX_ERROR_CHARS: Final = 300
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$\-]*")
 
@@ -125,15 +125,18 @@ class PayloadSchema:
         `spend` takes a bound of the nanoseconds that the values of this payload cost, and returns
         False if that is too much. None: it takes too long here, and the sandbox must check it.
         """
+        text = bytes(payload)  # msgspec.Raw has no methods of bytes.
         try:
-            value = msgspec.json.decode(payload)
+            value = decode_payload(text)
         except (ValueError, RecursionError) as exc:
             return [FieldProblem(at, _shortened(str(exc)))]
         measure = self._measure
-        if measure is not None and measure.number_ns:
-            text = bytes(payload)  # msgspec.Raw does not count.
-            if has_extreme_number(text) or not spend(measure.number_ns * most_values(text)):
-                return None
+        if (
+            measure is not None
+            and measure.number_ns
+            and (has_extreme_number(text) or not spend(measure.number_ns * most_values(text)))
+        ):
+            return None
         try:
             if self._validator.is_valid(value):
                 return []
@@ -175,10 +178,10 @@ class PayloadSchema:
         measure = self._measure
         if measure is None:
             return math.inf
-        values = _count_values(value, most_ns // (_PROBLEM_NS * measure.listed))
+        values, path_chars = _count_values(value, most_ns // (_PROBLEM_NS * measure.listed))
         problems = values * measure.listed
         return (
-            problems * (_PROBLEM_NS + _PATH_NS * size)
+            problems * (_PROBLEM_NS + _PATH_NS * path_chars)
             # A value is quoted by its own problems, and so by those of each level above it once.
             + measure.listed * _QUOTE_NS * size
             # Each name of a property is reported with a copy of the object.
@@ -219,10 +222,15 @@ def _compile(kind: Any, schema: object, field: str) -> Any:
         raise InvalidError(FieldProblem(field, _shortened(str(exc)))) from exc
 
 
-def _count_values(value: object, limit: int) -> int:
-    """Count the values in a decoded text, up to about `limit`."""
-    count, level = 1, [value]
+def _count_values(value: object, limit: int) -> tuple[int, int]:
+    """Count the values in a decoded text, up to about `limit`, and the characters of a path.
+
+    These are at most so many: those of the longest name of each level.
+    """
+    count, path_chars, level = 1, 0, [value]
     while level and count <= limit:
+        names = [name for one in level if isinstance(one, dict) for name in one]
+        path_chars += max(map(len, names), default=0)
         inside = [
             inner
             for one in level
@@ -231,7 +239,7 @@ def _count_values(value: object, limit: int) -> int:
         ]
         count += len(inside)
         level = inside
-    return count
+    return count, path_chars
 
 
 def _shortened(message: str) -> str:

@@ -222,6 +222,23 @@ class Budget:
         return True
 
 
+def test_the_problems_of_a_large_order_are_listed_in_the_sandbox() -> None:
+    """Check that the bound is not so high that only the first problem is named."""
+    fields = {
+        "sku": {"type": "string", "minLength": 1, "maxLength": 40, "pattern": "^[A-Z]+$"},
+        "count": {"type": "integer", "minimum": 1, "maximum": 1000},
+        "note": {"type": ["string", "null"], "maxLength": 200},
+    }
+    item = {"type": "object", "required": list(fields), "properties": fields}
+    schema = PayloadSchema(
+        {"type": "object", "properties": {"items": {"type": "array", "items": item}}}
+    )
+    order = {"items": [{"sku": "a", "count": 0, "note": "x" * 90} for _ in range(100)]}
+    text = json.dumps(order).encode()
+    assert len(text) > 10_000
+    assert len(schema.list_problems(order, len(text), "payload")) == 20
+
+
 def test_the_time_to_list_problems_is_taken_from_the_budget() -> None:
     schema = PayloadSchema({"required": NAMES[:300]})
     budget = Budget()
