@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from delivery.pull.target import Selector
 from rooms.errors import FieldProblem, InvalidError, MalformedError
+from rooms.publishing.number_bounds import decode_json
 from rooms.validation_messages import invalid_json_message, validation_message
 
 ACK_ID_LENGTH: Final = 28
@@ -234,7 +235,7 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise MalformedError(invalid_json_message(exc)) from exc
     try:
-        return msgspec.convert(_integral_floats(msgspec.json.decode(body)), decoder.type)
+        return msgspec.convert(_integral_floats(decode_json(body)), decoder.type)
     except msgspec.ValidationError:
         raise InvalidError(_as_field_problem(problem)) from problem
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -342,7 +343,7 @@ def decode_stream_query(query: bytes, *, several: bool) -> StreamRequest:
 def decode_client_frame(text: str | bytes) -> ClientFrame:
     """Decode a WebSocket frame of a client. MalformedError: it is not JSON. InvalidError."""
     try:
-        fields = msgspec.json.decode(text)
+        fields = decode_json(text.encode() if isinstance(text, str) else text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise MalformedError(invalid_json_message(exc)) from exc
     if not isinstance(fields, dict) or len(named := _FRAME_TYPES.keys() & fields.keys()) != 1:

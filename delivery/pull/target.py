@@ -14,8 +14,8 @@ from rooms.db.leases.acquire import PackedTarget, SubscriptionAccess
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
 from rooms.errors import ConflictError, NotFoundError, RoomsError
+from rooms.publishing.number_bounds import decode_json
 
-_decode: Final = msgspec.json.Decoder().decode
 _decode_headers: Final = msgspec.json.Decoder(dict[str, str]).decode
 _MISSING: Final = object()
 
@@ -58,7 +58,7 @@ class Selector:
         if not self.payload:
             return True
         try:
-            decoded = _decode(payload)
+            decoded = decode_json(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # JSON whose numbers are too large, or lists too deep, has no comparable value.
             return False

@@ -13,6 +13,7 @@ from litestar.typing import FieldDefinition
 from rooms.api.errors import to_field_path
 from rooms.domain.names import check_name
 from rooms.errors import FieldProblem, InvalidError, MalformedError
+from rooms.publishing.number_bounds import decode_json
 from rooms.validation_messages import (
     invalid_json_message,
     unknown_field_message,
@@ -47,9 +48,9 @@ def decode(body: bytes, kind: Any) -> Any:
     """
     try:
         if _ESCAPED_NUL in body:
-            _reject_nul(msgspec.json.decode(body))
+            _reject_nul(decode_json(body))
         try:
-            return msgspec.json.decode(body, type=kind)
+            return decode_json(body, kind)
         except msgspec.ValidationError as exc:
             if _GOT_FLOAT not in str(exc) or len(body) > _MAX_FLOATS_BYTES:
                 raise
@@ -63,7 +64,7 @@ def decode(body: bytes, kind: Any) -> Any:
 def decode_kept(body: bytes, kind: Any) -> Any:
     """Return the body as `kind`, whose raw fields keep their bytes. Errors as for `decode`."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decode_json(body, kind)
     except msgspec.ValidationError as exc:
         raise InvalidError(to_field_problem(exc, kind)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -76,7 +77,7 @@ def _decode_whole_floats(body: bytes, kind: Any) -> Any:
     Raises what msgspec raises, and RecursionError: a decoder stops at the first misfit, and what
     follows it may not be JSON.
     """
-    return msgspec.convert(_floats_to_ints(msgspec.json.decode(body)), kind)
+    return msgspec.convert(_floats_to_ints(decode_json(body)), kind)
 
 
 def _floats_to_ints(value: Any) -> Any:

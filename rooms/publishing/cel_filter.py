@@ -24,7 +24,7 @@ from cel_expr_python import cel
 from rooms.errors import FieldProblem, InvalidError
 from rooms.publishing.cel_bounds import cost_ns, rejection_reason
 from rooms.publishing.cel_tree import Node, parse_checked
-from rooms.publishing.number_bounds import decode_payload
+from rooms.publishing.number_bounds import decode_json
 
 LIST_MACROS: Final = ("all", "exists", "exists_one", "filter", "map")
 _FIELD: Final = "filter"
@@ -107,7 +107,7 @@ class FilterInput:
                     "ordering_key": self.ordering_key or "",
                     "priority": self.priority,
                     "headers": {name.lower(): value for name, value in self.headers.items()},
-                    "payload": decode_payload(self.payload),
+                    "payload": decode_json(self.payload),
                 }
             )
         return self._activation

@@ -15,7 +15,7 @@ import jsonschema_rs
 import msgspec
 
 from rooms.errors import FieldProblem, InvalidError
-from rooms.publishing.number_bounds import decode_payload, has_extreme_number, most_values
+from rooms.publishing.number_bounds import decode_json, has_extreme_number, most_values
 from rooms.publishing.schema_bounds import SchemaBoundError, SchemaMeasure, measure_schema
 
 DRAFT_07: Final = "http://json-schema.org/draft-07/schema"
@@ -127,7 +127,7 @@ class PayloadSchema:
         """
         text = bytes(payload)  # msgspec.Raw has no methods of bytes.
         try:
-            value = decode_payload(text)
+            value = decode_json(text)
         except (ValueError, RecursionError) as exc:
             return [FieldProblem(at, _shortened(str(exc)))]
         measure = self._measure

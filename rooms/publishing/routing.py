@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from rooms.db.publish.routing import (
     InterestRecord,
     PublishGrantRecord,
@@ -28,6 +26,7 @@ from rooms.errors import (
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter, load_filter
 from rooms.publishing.event_route import RECIPIENT_BYTES, EventRoute
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES, PayloadSchema
+from rooms.publishing.number_bounds import decode_json
 
 _ENTRY_BYTES: Final = 512
 """About so many bytes a version or subscription takes beside its schema or filter."""
@@ -250,7 +249,7 @@ class RoutingTable:
     def _load_schema(self, text: str) -> PayloadSchema | InvalidError:
         try:
             return PayloadSchema(
-                msgspec.json.decode(text), field=_SCHEMA_FIELD, max_bytes=self._max_schema_bytes
+                decode_json(text.encode()), field=_SCHEMA_FIELD, max_bytes=self._max_schema_bytes
             )
         except InvalidError as exc:
             return InvalidError(

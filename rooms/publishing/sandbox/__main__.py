@@ -22,7 +22,7 @@ import msgspec
 from rooms.errors import FieldProblem, InvalidError
 from rooms.publishing.cel_filter import FilterInput, MessageFilter, load_filter
 from rooms.publishing.json_schema import PayloadSchema
-from rooms.publishing.number_bounds import decode_payload
+from rooms.publishing.number_bounds import decode_json
 from rooms.publishing.sandbox.frames import (
     HEADER,
     CheckJob,
@@ -89,7 +89,7 @@ class _CheckServer:
     def _check_payload(self, schema_text: bytes, payload: bytes, at: str) -> CheckOutcome:
         try:
             schema = _load_schema(schema_text)
-            value = decode_payload(payload)
+            value = decode_json(payload)
             fits = schema.is_valid(value)
         except InvalidError as exc:
             return _problems_outcome(exc.problems)

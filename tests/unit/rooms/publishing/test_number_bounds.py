@@ -1,13 +1,16 @@
 """Test that payloads are decoded alike, whatever numbers they contain, and in bounded time."""
 
 import time
+from typing import Any
 
 import msgspec
 import pytest
 
+from rooms.api.codec import decode
+from rooms.errors import InvalidError
 from rooms.publishing.cel_filter import FilterInput, MessageFilter
 from rooms.publishing.json_schema import PayloadSchema
-from rooms.publishing.number_bounds import decode_payload, has_extreme_number, most_values
+from rooms.publishing.number_bounds import decode_json, has_extreme_number, most_values
 
 EXTREME = ["1e300", "1E308", "-1.7976931348623157e+308", "5e-324", "2.2250738585072014e-308"]
 
@@ -17,7 +20,7 @@ EXTREME = ["1e300", "1E308", "-1.7976931348623157e+308", "5e-324", "2.2250738585
 )
 def test_a_payload_has_the_same_value_with_either_decoder(number: str) -> None:
     text = f'{{"a": [{number}, "1e300", null]}}'.encode()
-    assert decode_payload(text) == msgspec.json.decode(text)
+    assert decode_json(text) == msgspec.json.decode(text)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ def test_what_is_no_payload_is_refused_alike(text: bytes) -> None:
     with pytest.raises(ValueError) as expected:
         msgspec.json.decode(text)
     with pytest.raises(ValueError) as caught:
-        decode_payload(text)
+        decode_json(text)
     assert str(caught.value) == str(expected.value)
 
 
@@ -70,3 +73,24 @@ def test_extreme_numbers_are_found(text: bytes, extreme: bool) -> None:  # noqa:
 )
 def test_the_values_of_a_text_are_bounded(text: bytes, values: int) -> None:
     assert values <= most_values(text) <= values + 3
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    """Have a field of any value, as bodies of the API have."""
+
+    ratio: float
+    payload: Any
+
+
+def test_bodies_of_the_api_are_decoded_alike_and_in_bounded_time() -> None:
+    begun_s = time.process_time()
+    numbers = ",".join(["1e308"] * 60_000)
+    found = decode(f'{{"ratio": 1e300, "payload": [{numbers}]}}'.encode(), Body)
+    assert time.process_time() - begun_s < 0.3
+    assert found == Body(ratio=1e300, payload=[1e308] * 60_000)
+    with pytest.raises(InvalidError) as caught:
+        decode(b'{"ratio": 1e300, "payload": {"a": 1e999}}', Body)
+    assert "out of range" in caught.value.problems[0].message
+    with pytest.raises(InvalidError) as caught:
+        decode(b'{"ratio": "1e300", "payload": 1e300}', Body)
+    assert caught.value.problems[0].field == "ratio"
