@@ -3,11 +3,16 @@
 The idempotency key of a batch is the prefix and the byte offset of its first line. The same file is
 cut into the same batches each time. A repeated upload therefore sends the same keys, and publishes
 nothing twice while the service knows them, for 24 hours.
+
+A batch that asks too much of the service (413), such as too many deliveries, is sent in halves. Its
+first half has the same key. So where an earlier upload sent halves, the whole batch is refused as
+other content (409), and halves are tried then too.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, BinaryIO, Final
@@ -62,9 +67,9 @@ class BatchFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishBatch:
-    """Hold the messages of one request, their line numbers, and the byte offset of the first."""
+    """Hold the messages of one request, with their line numbers and byte offsets."""
 
-    offset: int
+    offsets: tuple[int, ...]
     lines: tuple[int, ...]
     messages: tuple[bytes, ...]
 
@@ -72,6 +77,17 @@ class PublishBatch:
     def body(self) -> bytes:
         """Return the body of the request."""
         return b'{"messages":[' + b",".join(self.messages) + b"]}"
+
+    def halves(self) -> "tuple[PublishBatch, PublishBatch]":
+        """Return the same messages as two batches."""
+        middle = (len(self.messages) + 1) // 2
+        first, second = (
+            PublishBatch(
+                offsets=self.offsets[part], lines=self.lines[part], messages=self.messages[part]
+            )
+            for part in (slice(middle), slice(middle, None))
+        )
+        return first, second
 
 
 def parse_message_line(line: bytes) -> bytes:
@@ -119,24 +135,24 @@ def read_batches(
     file: BinaryIO, parse: LineParser, *, size: int, first_line: int = 1
 ) -> Iterator[PublishBatch]:
     """Yield batches of `size` messages, or fewer where they are large, from `first_line` on."""
-    offset = 0
-    lines: list[int] = []
-    messages: list[bytes] = []
+    found: list[tuple[int, int, bytes]] = []
     room = MAX_BATCH_BYTES
     for start, number, line in _read_lines(file):
         if number < first_line:
             continue
         message = _parse_line(parse, number, line)
-        if messages and (len(messages) == size or len(message) > room):
-            yield PublishBatch(offset=offset, lines=tuple(lines), messages=tuple(messages))
-            lines, messages, room = [], [], MAX_BATCH_BYTES
-        if not messages:
-            offset = start
-        lines.append(number)
-        messages.append(message)
+        if found and (len(found) == size or len(message) > room):
+            yield _to_batch(found)
+            found, room = [], MAX_BATCH_BYTES
+        found.append((start, number, message))
         room -= len(message)
-    if messages:
-        yield PublishBatch(offset=offset, lines=tuple(lines), messages=tuple(messages))
+    if found:
+        yield _to_batch(found)
+
+
+def _to_batch(found: Sequence[tuple[int, int, bytes]]) -> PublishBatch:
+    offsets, lines, messages = zip(*found, strict=True)
+    return PublishBatch(offsets=offsets, lines=lines, messages=messages)
 
 
 def _parse_line(parse: LineParser, number: int, line: bytes) -> bytes:
@@ -226,7 +242,7 @@ class UploadError(CliError):
             if self.published
             else "nothing of this run is published"
         )
-        if isinstance(self.cause, ProblemError) and self.cause.status == HTTPStatus.CONFLICT:
+        if _is_conflict(self.cause):
             return [
                 f"{before}. This part of the file was published before with other content:",
                 "use the same --batch-size again, or --again to publish all of it again",
@@ -238,64 +254,106 @@ class UploadError(CliError):
         return [f"{before}. {resume_hint(self.prefix, self.line, again=self.again)}"]
 
 
-def upload(
-    client: ApiClient,
-    path: str,
-    batches: Iterable[PublishBatch],
-    *,
-    prefix: str,
-    again: bool = False,
-    sleep: Callable[[float], None],
-    warn: Callable[[str], None],
-) -> Iterator[tuple[PublishBatch, bool]]:
-    """Send every batch in order, and yield each with True if an earlier run had published it.
+@dataclass(slots=True, kw_only=True)
+class Upload:
+    """Send batches to `path` of the API.
 
-    Transient errors (the service is unreachable, busy or restarting) are retried RETRIES times.
-    `again`: of an upload with `--again`. Raises UploadError.
+    Transient errors (the service is unreachable, busy or restarting) are retried RETRIES times. A
+    batch that is too much for the service is sent in halves, and later ones in as small parts.
+    `again`: the command had `--again`.
     """
-    published = 0
-    for batch in batches:
+
+    client: ApiClient
+    path: str
+    prefix: str
+    again: bool = False
+    sleep: Callable[[float], None]
+    warn: Callable[[str], None]
+    published: int = 0
+    """Messages that are known to be published, by an earlier upload too."""
+    max_messages: int = sys.maxsize
+    """Messages that the service takes at a time, as far as is known."""
+
+    def send_all(self, batches: Iterable[PublishBatch]) -> Iterator[tuple[PublishBatch, bool]]:
+        """Send each in order, and yield what was sent, with True if an earlier upload had sent it.
+
+        UploadError.
+        """
+        for batch in batches:
+            yield from self._send_parts(batch)
+
+    def _send_parts(self, batch: PublishBatch) -> Iterator[tuple[PublishBatch, bool]]:
+        count = len(batch.messages)
+        if count > self.max_messages:
+            yield from self._send_halves(batch)
+            return
         try:
-            repeated = _send(
-                client, path, batch, key=f"{prefix}-{batch.offset}", sleep=sleep, warn=warn
-            )
+            repeated = self._send(batch)
         except CliError as exc:
-            raise UploadError(exc, batch, published=published, prefix=prefix, again=again) from exc
-        published += len(batch.messages)
-        yield batch, repeated
-
-
-def _send(
-    client: ApiClient,
-    path: str,
-    batch: PublishBatch,
-    *,
-    key: str,
-    sleep: Callable[[float], None],
-    warn: Callable[[str], None],
-) -> bool:
-    wait_s = _FIRST_PAUSE_S
-    for left in range(RETRIES, -1, -1):
-        retry_after_s = None
-        try:
-            answer = client.send(
-                "POST",
-                path,
-                body=batch.body,
-                headers={"Idempotency-Key": key},
-                timeout_s=_TIMEOUT_S,
+            error = UploadError(
+                exc, batch, published=self.published, prefix=self.prefix, again=self.again
             )
-        except UnreachableError as exc:
-            if not left:
-                raise
-            message = exc.message
-        except ProblemError as exc:
-            if not left or not is_transient(exc):
-                raise
-            message, retry_after_s = exc.message, exc.retry_after_s
+            if count == 1 or not (_is_too_large(exc) or _is_conflict(exc)):
+                raise error from exc
+            if _is_conflict(exc):
+                yield from self._send_again_in_halves(batch, error)
+                return
+            self.max_messages = (count + 1) // 2
+            self.warn(f"{exc.message}; going on with {self.max_messages} messages at a time")
+            yield from self._send_halves(batch)
         else:
-            return bool(answer.headers.get("idempotent-replayed") == "true")
-        wait_s = min(_MAX_PAUSE_S, max(wait_s * 2, retry_after_s or 0.0))
-        warn(f"lines {batch.lines[0]} to {batch.lines[-1]}: {message}; retrying in {wait_s:g} s")
-        sleep(wait_s)
-    raise AssertionError("the last try returns or raises")
+            self.published += count
+            yield batch, repeated
+
+    def _send_halves(self, batch: PublishBatch) -> Iterator[tuple[PublishBatch, bool]]:
+        for half in batch.halves():
+            yield from self._send_parts(half)
+
+    def _send_again_in_halves(
+        self, batch: PublishBatch, error: UploadError
+    ) -> Iterator[tuple[PublishBatch, bool]]:
+        """Send a batch in the parts in which an earlier upload sent it, if there are such."""
+        before = self.published
+        try:
+            yield from self._send_halves(batch)
+        except UploadError:
+            if self.published > before:
+                raise
+            raise error from error.cause
+
+    def _send(self, batch: PublishBatch) -> bool:
+        wait_s = _FIRST_PAUSE_S
+        for left in range(RETRIES, -1, -1):
+            retry_after_s = None
+            try:
+                answer = self.client.send(
+                    "POST",
+                    self.path,
+                    body=batch.body,
+                    headers={"Idempotency-Key": f"{self.prefix}-{batch.offsets[0]}"},
+                    timeout_s=_TIMEOUT_S,
+                )
+            except UnreachableError as exc:
+                if not left:
+                    raise
+                message = exc.message
+            except ProblemError as exc:
+                if not left or not is_transient(exc):
+                    raise
+                message, retry_after_s = exc.message, exc.retry_after_s
+            else:
+                return bool(answer.headers.get("idempotent-replayed") == "true")
+            wait_s = min(_MAX_PAUSE_S, max(wait_s * 2, retry_after_s or 0.0))
+            self.warn(
+                f"lines {batch.lines[0]} to {batch.lines[-1]}: {message}; retrying in {wait_s:g} s"
+            )
+            self.sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
+
+
+def _is_too_large(cause: CliError) -> bool:
+    return isinstance(cause, ProblemError) and cause.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+def _is_conflict(cause: CliError) -> bool:
+    return isinstance(cause, ProblemError) and cause.status == HTTPStatus.CONFLICT

@@ -70,7 +70,7 @@ _CHUNK_BYTES = 1 << 20
     type=click.IntRange(1, 1000),
     default=500,
     show_default=True,
-    help="Messages per request.",
+    help="Messages per request; fewer where the service refuses so many.",
 )
 @click.option(
     "--idempotency-prefix", help="Prefix of each batch's key.  [from the content of the file]"
@@ -207,12 +207,12 @@ def _publish_file(
 
     from rooms.cli.bulk_publish import (
         LineError,
+        Upload,
         parse_message_line,
         payload_parser,
         read_batches,
         resume_hint,
         scan_file,
-        upload,
     )
 
     wrap: LineParser = payload_parser(message) if message else parse_message_line
@@ -232,15 +232,15 @@ def _publish_file(
             with session.client() as client, _progress_bar(found, shown=not session.as_json) as bar:
                 destination = f"/rooms/{find_room(client, room)['id']}/messages/batch"
                 parts = read_batches(file, wrap, size=batch_size, first_line=from_line)
-                for batch, repeated in upload(
-                    client,
-                    destination,
-                    parts,
+                upload = Upload(
+                    client=client,
+                    path=destination,
                     prefix=prefix,
                     again=again,
                     sleep=time.sleep,
                     warn=partial(_warn, bar.console),
-                ):
+                )
+                for batch, repeated in upload.send_all(parts):
                     published += len(batch.messages)
                     next_line = batch.lines[-1] + 1
                     repeats += len(batch.messages) if repeated else 0

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from rooms.cli.bulk_publish import (
     MAX_LINE_BYTES,
     RETRIES,
     LineError,
+    PublishBatch,
+    Upload,
     parse_message_line,
     payload_parser,
     read_batches,
@@ -143,6 +146,60 @@ def test_another_batch_size_publishes_nothing_twice(
     assert published(fake) == list(range(5))
 
 
+def refuse_more_than(most: int) -> Callable[[Seen], Answer | None]:
+    def interfere(seen: Seen) -> Answer | None:
+        if seen.path.endswith("/batch") and len(seen.body["messages"]) > most:
+            return problem(413, "Request too costly", "the batch makes too many deliveries")
+        return None
+
+    return interfere
+
+
+def batch_sizes(fake: FakeRooms) -> list[int]:
+    return [len(seen.body["messages"]) for seen in fake.sent("POST", ".*/batch")]
+
+
+def test_a_batch_that_is_too_large_is_sent_in_halves(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.ndjson"
+    path.write_bytes(messages(20))
+    command = ["publish", "orders", "--file", str(path), "--batch-size", "10"]
+    fake.interfere = refuse_more_than(3)
+    result = terminal.run(*command)
+    assert result.exit_code == 0, result.stderr
+    assert batch_sizes(fake)[:6] == [10, 5, 3, 2, 3, 2]
+    assert batch_sizes(fake)[6:] == [3, 2, 3, 2]  # the size that fits is known by now
+    assert published(fake) == list(range(20))
+    assert "going on with 3 messages at a time" in result.stderr
+
+
+@pytest.mark.parametrize("most_now", [3, 4, 100])
+def test_halves_are_not_published_twice_whatever_the_service_takes_now(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path, most_now: int
+) -> None:
+    path = tmp_path / "m.ndjson"
+    path.write_bytes(messages(20))
+    command = ["publish", "orders", "--file", str(path), "--batch-size", "10"]
+    fake.interfere = refuse_more_than(3)
+    terminal.done(*command)
+    fake.interfere = refuse_more_than(most_now)
+    assert terminal.json(*command)["repeated"] == 20
+    assert published(fake) == list(range(20))
+
+
+def test_one_message_that_is_too_large_ends_the_upload(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.ndjson"
+    path.write_bytes(messages(3))
+    fake.interfere = refuse_more_than(0)
+    result = terminal.run("publish", "orders", "--file", str(path))
+    assert result.exit_code == 1
+    assert "lines 1 to 1 were not accepted" in result.stderr
+    assert published(fake) == []
+
+
 def test_interrupted_upload_resumes(
     terminal: Terminal, fake: FakeRooms, tmp_path: Path, pauses: list[float]
 ) -> None:
@@ -207,13 +264,13 @@ def stop_at_second_batch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let Ctrl-C interrupt the second batch. Return the keys of batches."""
     keys: list[str] = []
 
-    def stop(*_: object, key: str, **__: object) -> bool:
-        keys.append(key)
+    def stop(upload: Upload, batch: PublishBatch) -> bool:
+        keys.append(f"{upload.prefix}-{batch.offsets[0]}")
         if len(keys) == 2:
             raise KeyboardInterrupt
         return False
 
-    monkeypatch.setattr("rooms.cli.bulk_publish._send", stop)
+    monkeypatch.setattr(Upload, "_send", stop)
     return keys
 
 
@@ -343,7 +400,7 @@ def test_batches_are_bounded_in_bytes() -> None:
     assert sum(len(batch.messages) for batch in found) == 20
     assert max(sum(map(len, batch.messages)) for batch in found) <= MAX_BATCH_BYTES
     assert [number for batch in found for number in batch.lines] == list(range(1, 21))
-    assert found[1].offset == len(line) * len(found[0].messages)
+    assert found[1].offsets[0] == len(line) * len(found[0].messages)
 
 
 def test_a_line_without_end_is_refused() -> None:
