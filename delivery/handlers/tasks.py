@@ -11,8 +11,9 @@ from delivery.handlers.magazines import QueueMagazineCache, drop_queue_magazines
 from delivery.handlers.shovel import QueueShovel
 from delivery.handlers.sweeper import QueueSweeper
 from delivery.maintenance.age_limits import earlier_time
-from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import ShouldContinue
+from delivery.maintenance.task_context import TaskContext
 from rooms.db.catalog.handler_queues import (
     delete_queue,
     existing_names,

@@ -8,8 +8,9 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import FunctionTask, ShouldContinue
+from delivery.maintenance.task_context import TaskContext
 from rooms.db.connection import autocommit, transaction
 from rooms.db.journal import delete_before, list_chains
 from rooms.db.usage.count import DELETE_BATCH as USAGE_BATCH

@@ -5,6 +5,7 @@ a task suspends it when its grant ends, and lifts the suspension when another on
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -12,10 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.grants import rooms_with_due_grants
 from rooms.db.catalog.rooms import touch_shared_room
-from rooms.db.catalog.subscription_states import reconcile_grants
 from rooms.db.connection import autocommit, transaction
+from rooms.db.jobs.granted_subscriptions import NewJobId, reconcile_grants
 from rooms.db.notify import Channel, Notifier
 from rooms.domain.ids import RoomId
+from rooms.domain.room import Subscription
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import NotFoundError, StorageRefusedError
 
@@ -26,7 +28,10 @@ BATCH: Final = 100
 
 
 async def apply_due_grants(
-    engine: AsyncEngine, notifier: Notifier, should_continue: ShouldContinue
+    engine: AsyncEngine,
+    notifier: Notifier,
+    new_job_id: NewJobId,
+    should_continue: ShouldContinue,
 ) -> None:
     """Apply what is due, room by room; a room that is locked waits for the next run.
 
@@ -40,7 +45,7 @@ async def apply_due_grants(
             if not should_continue():
                 return
             try:
-                await _apply(engine, notifier, room)
+                await _apply(engine, notifier, new_job_id, room)
             except StorageRefusedError as exc:
                 _log.info("grants of room %d are applied later: %s", room, exc)
         if len(rooms) < BATCH:
@@ -48,13 +53,20 @@ async def apply_due_grants(
         after = rooms[-1]
 
 
-async def _apply(engine: AsyncEngine, notifier: Notifier, room: RoomId) -> None:
+async def _apply(
+    engine: AsyncEngine, notifier: Notifier, new_job_id: NewJobId, room: RoomId
+) -> None:
     try:
         async with transaction(engine) as connection:
             await touch_shared_room(connection, room)
-            changed = await reconcile_grants(connection, room)
+            changed = await reconcile_grants(connection, room, new_job_id)
     except NotFoundError:
         return  # it is being deleted, with its grants
+    notify_changed(notifier, room, changed)
+
+
+def notify_changed(notifier: Notifier, room: RoomId, changed: Sequence[Subscription]) -> None:
+    """Notify every process of a room whose grants were applied, and log what has changed."""
     notifier.notify(Channel.CONFIG, str(room))
     for subscription in changed:
         _log.info("subscription %s is %s: its grant", subscription.id, subscription.status)

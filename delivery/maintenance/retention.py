@@ -16,8 +16,9 @@ from typing import Final
 import psycopg
 
 from delivery.maintenance.jobs import sleep_unless_stopped
-from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import FunctionTask, ShouldContinue
+from delivery.maintenance.task_context import TaskContext
 from delivery.maintenance.usage import is_counted_until
 from rooms.db.connection import Connection, open_connection
 from rooms.db.retention.bounded_locks import (

@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 import psycopg
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.cleanup import (
     clean_dead_writers,
@@ -20,17 +19,15 @@ from delivery.maintenance.cleanup import (
     delete_orphan_queues,
     sync_broker_users,
 )
-from delivery.maintenance.deletions import SETTLE_S, DeleteJob, RemoveExternal
+from delivery.maintenance.deletions import SETTLE_S, RemoveExternal
 from delivery.maintenance.due import DueScheduler
 from delivery.maintenance.expiry import DeliveryExpirer, OrderingRepair, expire_leases
 from delivery.maintenance.grants import apply_due_grants
-from delivery.maintenance.jobs import JobHandler, JobRunner
+from delivery.maintenance.job_handlers import job_handlers
+from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.native_queues import DeadLetterReader, update_broker_metrics
 from delivery.maintenance.operational_events import OperationalEvents
-from delivery.maintenance.organisations import DeleteOrganisationJob
-from delivery.maintenance.replay import ReplayJob
-from delivery.maintenance.resend import SHORT_QUEUE_S, BrokerMigration, BrokerRecovery, RecoverJob
-from delivery.maintenance.restore import ClearJob, RestoreJob
+from delivery.maintenance.resend import SHORT_QUEUE_S, BrokerMigration, BrokerRecovery
 from delivery.maintenance.task import (
     Always,
     FunctionTask,
@@ -40,12 +37,10 @@ from delivery.maintenance.task import (
     run_periodically,
     wait_first,
 )
-from delivery.maintenance.usage import update_quotas, update_usage, usage_counter
+from delivery.maintenance.task_context import TaskContext
+from delivery.maintenance.usage import update_quotas, update_usage
 from rooms.db.connection import open_engine
-from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
-from rooms.db.jobs.replay import ReplayQueries
-from rooms.db.jobs.restore import ClearQueries, RestoreQueries
 from rooms.db.leases.release import LeaseQueries
 from rooms.db.notify import Notifier
 from rooms.db.queue.expire import ExpiryQueries
@@ -54,7 +49,6 @@ from rooms.db.queue.resend import ResendQueries
 from rooms.db.retention.log_index import LogIndex
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator
-from rooms.domain.job import JobKind
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.errors import TransientError
 from rooms.metrics import Metrics
@@ -107,27 +101,6 @@ _DEFAULT_INTERVALS: Final = TaskIntervals()
 _FILTER_CPU_MS: Final = 1_000
 _FILTER_MEMORY_BYTES: Final = 512 * 1024 * 1024
 """Limits of a filter in a replay; the defaults of a publish."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskContext:
-    """The connections and services of tasks.
-
-    `fast_writer` serves expiry, which must not wait for a job's statement on `slow_writer`;
-    `job_queue` is on the slow one; `epoch`: that of the term for which the task was created;
-    `destination`: of the log's export.
-    """
-
-    fast_writer: LogWriter
-    slow_writer: LogWriter
-    job_queue: JobQueue
-    notifier: Notifier
-    engine: AsyncEngine
-    clock: Clock
-    metrics: Metrics
-    sandbox: CheckSandbox
-    destination: str | None = None
-    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +166,9 @@ def _stateless_tasks(intervals: TaskIntervals) -> Sequence[TaskSpec]:
             "upkeep/grants",
             "application of due grants",
             intervals.grants_s,
-            lambda context, go_on: apply_due_grants(context.engine, context.notifier, go_on),
+            lambda context, go_on: apply_due_grants(
+                context.engine, context.notifier, context.new_job_id, go_on
+            ),
         ),
         (
             "upkeep/quotas",
@@ -233,7 +208,7 @@ def _stateful_tasks(
             every_s=intervals.jobs_s,
             create=lambda context: JobRunner(
                 context.job_queue,
-                job_handlers(context, intervals, broker, remove_external),
+                job_handlers(context, intervals.settle_s, broker, remove_external),
             ),
         ),
         TaskSpec(
@@ -321,57 +296,6 @@ def _native_tasks(intervals: TaskIntervals, users: BrokerUsers) -> Sequence[Task
             ),
         ),
     )
-
-
-def job_handlers(
-    context: TaskContext,
-    intervals: TaskIntervals,
-    broker: Broker | None,
-    remove_external: RemoveExternal | None,
-) -> Mapping[JobKind, JobHandler]:
-    """Return the handlers of jobs. With an external broker `BrokerRecovery` runs recovery jobs."""
-    job_queue, restores = context.job_queue, RestoreQueries(context.slow_writer)
-    queued = context.notifier.notify_queued
-    recover = (
-        {}
-        if broker is not None
-        else RecoverJob(job_queue, ResendQueries(context.slow_writer), None, queued).handlers()
-    )
-    return {
-        **DeleteJob(
-            job_queue,
-            DeleteQueries(context.slow_writer),
-            settle_s=intervals.settle_s,
-            remove_external=remove_external,
-            count_usage=usage_counter(context.engine),
-            destination=context.destination,
-        ).handlers(),
-        **DeleteOrganisationJob(
-            context.engine,
-            job_queue,
-            context.notifier,
-            context.clock,
-            secrets.randbits,
-            settle_s=intervals.settle_s,
-            count_usage=usage_counter(context.engine),
-        ).handlers(),
-        **RestoreJob(job_queue, restores, on_queued=queued).handlers(),
-        **ClearJob(
-            job_queue,
-            ClearQueries(context.slow_writer),
-            restores,
-            OrderingQueries(context.slow_writer),
-            on_queued=queued,
-        ).handlers(),
-        **ReplayJob(
-            job_queue,
-            ReplayQueries(context.slow_writer),
-            context.clock,
-            on_queued=queued,
-            sandbox=context.sandbox,
-        ).handlers(),
-        **recover,
-    }
 
 
 async def run_tasks(

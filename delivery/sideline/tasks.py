@@ -10,8 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.job_rates import JobRateLimiters
 from delivery.maintenance.jobs import JobRunner
-from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import ShouldContinue
+from delivery.maintenance.task_context import TaskContext
 from delivery.sideline.audit import SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache

@@ -179,7 +179,8 @@ async def redeliver(
 
     A sidelined delivery keeps its lifetime; an expired, cancelled or dropped one gets a fresh one.
     409: it is in another state, its subscription is gone, or its lifetime ended while it was
-    sidelined. In another organisation's room also: it was withdrawn, or its message is not due.
+    sidelined. In another organisation's room also: it was withdrawn, its message is not due, or no
+    grant covers its event type.
     """
     identity = DeliveryId(parse_id(delivery_id, "delivery"))
     await _read_delivery(services, principal, identity)  # whose it is, also for a restricted key
@@ -190,6 +191,11 @@ async def redeliver(
         raise ConflictError("it was withdrawn, and is sent no more")
     if done.not_due:
         raise ConflictError("its message is not due yet")
+    if done.not_granted:
+        raise ConflictError(
+            "the grants of the room's owner do not cover its event type; a replay gives what they "
+            "covered when it was published"
+        )
     change.before = {"state": done.before}
     if done.after is State.EXPIRED:
         change.after = {"state": done.after}

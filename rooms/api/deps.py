@@ -116,6 +116,10 @@ class ApiServices:
     shares: ConnectionShares = field(init=False)
     """Bounds how many connections of `engine` one organisation uses."""
 
+    def new_job_id(self) -> str:
+        """Return the id of a new job."""
+        return self.ids.generate_global(self.clock.now_ms())
+
     def __post_init__(self) -> None:
         settings = self.settings
         proxies = TrustedProxies(

@@ -18,8 +18,8 @@ from rooms.api.params import IdPath, RoomPath, parse_id, parse_room, time_proble
 from rooms.db.catalog import grants as records
 from rooms.db.catalog.organisations import Member, find_members, resolve_organisation
 from rooms.db.catalog.rooms import ListedRoom, find_room, list_listed_rooms, touch_room
-from rooms.db.catalog.subscription_states import reconcile_grants
 from rooms.db.connection import transaction
+from rooms.db.jobs.granted_subscriptions import reconcile_grants
 from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern
 from rooms.domain.ids import OrganisationId, RoomId
@@ -156,7 +156,7 @@ async def create_grant(
             starts_at=data.starts_at,
             until=data.until,
         )
-        changed = await reconcile_grants(connection, room)
+        changed = await reconcile_grants(connection, room, services.new_job_id)
     notify_changed(services, room, changed)
     members = {} if member is None else {member.id: member}
     return Response(
@@ -268,7 +268,7 @@ async def revoke_grant(
             "kind": revoked.kind,
             "event_types": revoked.event_types,
         }
-        changed = await reconcile_grants(connection, room)
+        changed = await reconcile_grants(connection, room, services.new_job_id)
     notify_changed(services, room, changed)
 
 

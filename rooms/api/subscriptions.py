@@ -51,6 +51,12 @@ from rooms.db.catalog.access import Patterns, RoomAccess, find_access
 from rooms.db.catalog.organisations import Member, find_members
 from rooms.db.catalog.subscription_states import SubscriptionAction
 from rooms.db.connection import transaction
+from rooms.db.jobs.granted_subscriptions import (
+    former_types_after,
+    lives_by_grants,
+    names_of,
+    reconcile_grants,
+)
 from rooms.db.jobs.jobs import JobRecord
 from rooms.domain.event_type_pattern import covers
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
@@ -95,17 +101,22 @@ class SubscriptionPage(Struct, kw_only=True):
 
 
 def entitled_interests(
-    event_types: list[dict[str, Any]] | None, granted: Patterns
+    event_types: list[dict[str, Any]] | None, granted: Patterns, present: Patterns = ()
 ) -> list[dict[str, Any]] | None:
     """Return the event types of a subscription within a grant; all of it where none are named.
 
-    InvalidError: it names others.
+    `present`: those that it has already, and may keep. InvalidError: it names others.
     """
     if granted is None:
         return event_types
-    if event_types is None:
+    if event_types is None and granted:
         return [{"name": pattern} for pattern in sorted(set(granted))]
-    known = frozenset(granted)
+    if present is None:
+        return event_types
+    if event_types is None:
+        problem = "no grant is left: name event types that the subscription has already"
+        raise InvalidError(FieldProblem("event_types", problem))
+    known = frozenset((*granted, *present))
     problems = [
         FieldProblem(f"event_types[{index}].name", "is not among what the owner granted")
         for index, entry in enumerate(event_types)
@@ -313,7 +324,7 @@ async def change_settings(
             now = await _change(connection, services, principal, now, fields)
             if is_routed and "event_types" in fields and now.approved_at is None:
                 # What its grant did not cover may be covered now.
-                reconciled = await states.reconcile_grants(connection, now.room_id)
+                reconciled = await reconcile_grants(connection, now.room_id, services.new_job_id)
                 now = await records.find_subscription(connection, principal, identity)
     if is_routed:
         notify_changed(services, now.room_id, reconciled)
@@ -337,7 +348,13 @@ async def _change(
         room_expiration_ms=access.room.message_expiration_ms,
         check_push_url=services.check_push_url,
     )
-    if "event_types" in columns and now.approved_at is None and access.is_granted:
+    if "event_types" in columns and lives_by_grants(now, owns=access.owns):
+        columns["event_types"] = entitled_interests(
+            columns["event_types"], access.granted, names_of(now)
+        )
+        if columns["event_types"] != records.interests_to_json(now.event_types):
+            columns["former_types"] = former_types_after(now)
+    elif "event_types" in columns and now.approved_at is None and access.is_granted:
         columns["event_types"] = entitled_interests(columns["event_types"], access.granted)
     actor, action = states.Actor.of(principal), SubscriptionAction.CHANGED
     if not access.owns and now.approved_at is not None:

@@ -29,8 +29,9 @@ from typing import Any, Final, TypeVar
 from delivery.doctor.checks import DoctorFinding
 from delivery.maintenance.jobs import SLEEP_STEP_S, JobRunner
 from delivery.maintenance.retention import preview
-from delivery.maintenance.service import TaskContext, TaskSpec
+from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import ShouldContinue
+from delivery.maintenance.task_context import TaskContext
 from rooms.app.doctor import check_stores
 from rooms.backends import backends_of, differences, format_differences, running_processes
 from rooms.db.connection import open_connection

@@ -153,6 +153,7 @@ _WORDS: Final[Mapping[str, str]] = {
     Reason.ORDER: "waits for its turn",
     LogKind.PULL_ACKED: "acknowledged",
     JobKind.ANALYSE_LOG: "analyse the log",
+    JobKind.CANCEL_UNGRANTED: "cancel what no grant covers",
     ErrorClass.DNS: "unknown host",
     ErrorClass.BLOCKED: "address not allowed",
     ErrorClass.CONNECT: "no connection",

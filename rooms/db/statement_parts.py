@@ -33,6 +33,19 @@ ROOM_LIFETIME_MS: Final = """least(nullif(r.message_expiration_ms, 0), (
 It is the shorter one of the room's setting and of its organisation's quota.
 """
 
+
+def matches_patterns(event_type: str, patterns: str) -> str:
+    """Return the condition that an event type matches one of an array of patterns, both as SQL."""
+    return f"""EXISTS (SELECT FROM unnest({patterns}) AS p (pattern)
+        WHERE p.pattern IN ('*', {event_type})
+            OR right(p.pattern, 2) = '.*' AND starts_with({event_type}, left(p.pattern, -1)))"""
+
+
+LIVE_SUBSCRIBE_GRANTS: Final = """grants g WHERE g.room_id = s.room_id AND g.kind = 'subscribe'
+    AND (g.organisation_id = s.organisation_id OR g.organisation_id IS NULL)
+    AND g.revoked_at IS NULL AND g.starts_at <= now() AND (g.until IS NULL OR g.until > now())"""
+"""Name the grants `g` that the subscriber of `s` has now, with their condition."""
+
 VERSION_ARRAYS: Final = (
     "unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])"
 )

@@ -11,6 +11,7 @@ class JobKind(StrEnum):
     - Delete a room, or delete or terminate a subscription: `room_id`, `subscription_id`, `name`.
     - Delete an organisation: `organisation_id`, `name`. It counts rooms, subscriptions to rooms of
       others and handler queues, which jobs of their own delete; these also have its id, `parent`.
+    - Cancel what a lost grant does not cover any more: `room_id`, `subscription_id`, `name`.
     - Shovel, purge or sweep a sideline: `room_id`, `subscription_id`, a selection and a rate.
     - Handler queues: `queue`, and `magazine` for one of its two.
     - Check the stores: `repair`. Preview retention: `days`, null for those of the settings. Their
@@ -23,6 +24,7 @@ class JobKind(StrEnum):
     DELETE_ROOM = "delete_room"
     DELETE_SUBSCRIPTION = "delete_subscription"
     TERMINATE_SUBSCRIPTION = "terminate_subscription"
+    CANCEL_UNGRANTED = "cancel_ungranted"
     DELETE_ORGANISATION = "delete_organisation"
     SHOVEL_SIDELINE = "shovel_sideline"
     PURGE_SIDELINE = "purge_sideline"

@@ -121,6 +121,8 @@ class Subscription:
     start_at: datetime | None = None
     """It gets what was published from then on, as far as it was entitled to it."""
     approved_at: datetime | None = None
+    former_types: tuple[str, ...] = ()
+    """Patterns of event types that it took before: deliveries of these may be unfinished."""
     proposal: Mapping[str, Any] | None = None
     """Column values that wait for approval; until then the present ones apply."""
     status_reason: str | None

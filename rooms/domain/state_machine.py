@@ -84,6 +84,7 @@ class Reason(StrEnum):
     SUBSCRIPTION_DELETED = "subscription_deleted"
     SUBSCRIPTION_TERMINATED = "subscription_terminated"
     WITHDRAWN = "withdrawn"
+    NOT_GRANTED = "not_granted"
     CLEARED = "cleared"
 
 

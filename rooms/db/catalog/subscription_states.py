@@ -4,7 +4,7 @@
 transaction, which must have called `touch_room` or `touch_shared_room`.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,8 +14,6 @@ from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
-from rooms.db.catalog.access import is_covered
-from rooms.db.catalog.grants import mark_applied, subscribe_grants
 from rooms.db.catalog.organisations import Member
 from rooms.db.catalog.subscriptions import (
     interests_to_json,
@@ -26,14 +24,13 @@ from rooms.db.operational.outbox import add_event
 from rooms.db.statement_parts import insert_from_json, rows_as_json
 from rooms.db.tables.organisations import api_keys, organisations
 from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
-from rooms.domain.ids import KeyId, OrganisationId, RoomId, first_id
+from rooms.domain.ids import KeyId, OrganisationId, RoomId
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
 from rooms.domain.room import Room, Subscription
-from rooms.domain.sharing import Grant
 from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
-from rooms.domain.subscription_status import Standing, Suspension, lift, suspend
+from rooms.domain.subscription_status import Standing, Suspension
 
 
 class SubscriptionAction(StrEnum):
@@ -75,8 +72,6 @@ class Actor:
 
 
 SERVICE: Final = Actor()
-_PAGE: Final = 500
-"""Subscriptions that are read at a time: the event loop waits while their rows are converted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,76 +261,6 @@ def suspensions_of(
     if members[subscriber].is_suspended:
         found.add(Suspension.SUBSCRIBER_ORGANISATION)
     return frozenset(found)
-
-
-async def reconcile_grants(connection: AsyncConnection, room: RoomId) -> list[Subscription]:
-    """Suspend subscriptions whose grant is over, and lift those with one; return the changed.
-
-    A subscription of another organisation depends on a grant unless it was approved.
-    """
-    await mark_applied(connection, room)
-    live = await subscribe_grants(connection, room)
-    granted: dict[OrganisationId, frozenset[str] | None] = {}
-    changed = []
-    async for found in _dependent_on_grants(connection, room):
-        subscriber, now = found.organisation_id, standing_of(found)
-        if subscriber not in granted:
-            granted[subscriber] = _granted_to(subscriber, live)
-        if _is_granted(found, granted[subscriber]):
-            next_standing, action = lift(now, [Suspension.GRANT]), SubscriptionAction.REINSTATED
-        else:
-            next_standing, action = suspend(now, Suspension.GRANT), SubscriptionAction.SUSPENDED
-        if next_standing != now:
-            changed.append(
-                await apply(connection, found, next_standing, SERVICE, action, reason="grant")
-            )
-    return changed
-
-
-async def _dependent_on_grants(
-    connection: AsyncConnection, room: RoomId
-) -> AsyncIterator[Subscription]:
-    """Yield subscriptions in the order of their ids, read a page at a time."""
-    statement = (
-        select(subscriptions)
-        .join(rooms, rooms.c.id == subscriptions.c.room_id)
-        .where(
-            subscriptions.c.room_id == room,
-            subscriptions.c.organisation_id != rooms.c.organisation_id,
-            subscriptions.c.approved_at.is_(None),
-            subscriptions.c.status.not_in(
-                sorted({*ENDED_STATUSES, SubscriptionStatus.PENDING}),
-            ),
-        )
-        .order_by(subscriptions.c.id)
-        .limit(_PAGE)
-    )
-    after = first_id(0)
-    while True:
-        page = statement.where(subscriptions.c.id > after)
-        rows = (await connection.execute(page)).mappings().all()
-        for row in rows:
-            yield subscription_from_row(row)
-        if len(rows) < _PAGE:
-            return
-        after = rows[-1]["id"]
-
-
-def _granted_to(organisation: OrganisationId, live: Iterable[Grant]) -> frozenset[str] | None:
-    """Return the patterns that grants allow an organisation; None: every event type."""
-    mine = [grant for grant in live if grant.organisation_id in {None, organisation}]
-    if any(grant.event_types is None for grant in mine):
-        return None
-    return frozenset(pattern for grant in mine for pattern in grant.event_types or ())
-
-
-def _is_granted(subscription: Subscription, granted: frozenset[str] | None) -> bool:
-    wanted = (
-        None
-        if subscription.event_types is None
-        else tuple(interest.name for interest in subscription.event_types)
-    )
-    return granted is None or (bool(granted) and is_covered(granted, wanted))
 
 
 async def list_history(

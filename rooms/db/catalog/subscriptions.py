@@ -423,6 +423,7 @@ def subscription_from_row(row: RowMapping) -> Subscription:
         backfill=row["backfill"],
         start_at=row["start_at"],
         approved_at=row["approved_at"],
+        former_types=tuple(row["former_types"]),
         proposal=row["proposal"],
         status_reason=row["status_reason"],
         status_since=row["status_since"],

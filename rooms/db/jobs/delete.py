@@ -23,17 +23,17 @@ _OVER: Final = frozenset({SubscriptionStatus.DELETED, SubscriptionStatus.TERMINA
 _CANCELLABLE: Final = ", ".join(f"'{state}'" for state in sorted(states_allowing(Event.CANCEL)))
 # A page is a number of rows of the index, in any state, so that no statement reads a million
 # finished ones.
-_PAGE: Final = """
+PAGE_OF_DELIVERIES: Final = """
 page AS MATERIALIZED (
-    SELECT room_id, id, generation, attempt, state, expires_at FROM deliveries
+    SELECT room_id, id, generation, attempt, state, expires_at, message_id FROM deliveries
     WHERE room_id = %(room)s::int4 AND id > %(after)s::uuid {of} ORDER BY id LIMIT %(limit)s::int4
 ),"""
 
 
 def _cancel(of: str = "", reason: Reason = Reason.SUBSCRIPTION_DELETED) -> str:
     return termination_statement(
-        leading_ctes=_PAGE.format(of=of),
-        candidates=f"SELECT * FROM page WHERE state IN ({_CANCELLABLE})",  # noqa: S608 - constants of this package
+        leading_ctes=PAGE_OF_DELIVERIES.format(of=of),
+        candidates=f"SELECT room_id, id, generation, attempt, state, expires_at FROM page WHERE state IN ({_CANCELLABLE})",  # noqa: S608 - constants of this package
         state=State.CANCELLED,
         reason=reason,
         lease_condition="true",
@@ -42,9 +42,9 @@ def _cancel(of: str = "", reason: Reason = Reason.SUBSCRIPTION_DELETED) -> str:
 
 
 _CANCEL_ROOM: Final = _cancel()
-_OF_SUBSCRIPTION: Final = "AND subscription_id = %(subscription)s::uuid"
-_CANCEL_SUBSCRIPTION: Final = _cancel(_OF_SUBSCRIPTION)
-_CANCEL_TERMINATED: Final = _cancel(_OF_SUBSCRIPTION, Reason.SUBSCRIPTION_TERMINATED)
+OF_SUBSCRIPTION: Final = "AND subscription_id = %(subscription)s::uuid"
+_CANCEL_SUBSCRIPTION: Final = _cancel(OF_SUBSCRIPTION)
+_CANCEL_TERMINATED: Final = _cancel(OF_SUBSCRIPTION, Reason.SUBSCRIPTION_TERMINATED)
 
 _COUNT_DELIVERIES: Final = """
 SELECT 0, count(*) FROM (

@@ -10,10 +10,11 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.db.operational.messages import IS_OPERATIONAL
 from rooms.db.queries.message_scope import MessageView
 from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_conditions
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
-from rooms.db.statement_parts import ROOM_LIFETIME_MS
+from rooms.db.statement_parts import LIVE_SUBSCRIBE_GRANTS, ROOM_LIFETIME_MS, matches_patterns
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, rooms, subscriptions
 from rooms.db.writer import LogWriter
@@ -83,7 +84,7 @@ class DeliveryRecord:
 class Redelivery:
     """Hold the state before and after sending a delivery again (`after` None: it stayed).
 
-    `withdrawn`, `not_due`: why a subscriber in another organisation's room may not have it.
+    `withdrawn`, `not_due`, `not_granted`: why a subscriber in another organisation's room may not have it.
     """
 
     before: State
@@ -91,6 +92,7 @@ class Redelivery:
     subscription_gone: bool
     withdrawn: bool
     not_due: bool
+    not_granted: bool
     subscription_id: SubscriptionId
     type: SubscriptionType | None
 
@@ -222,6 +224,7 @@ def _delivery(row: RowMapping) -> DeliveryRecord:
     )
 
 
+_IS_GRANTED: Final = matches_patterns("m.event_type", "g.event_types")
 # A shovel does not renew the lifetime: if it expired meanwhile, the delivery ends here. A restore
 # renews it. What was kept from another organisation's subscription must not reach it by this.
 _REDELIVER: Final = f"""
@@ -233,8 +236,12 @@ WITH t AS MATERIALIZED (
         CASE WHEN s.id IS NULL THEN NULL
             WHEN d.state = 'sidelined' AND d.expires_at <= now() THEN 'expired'
             WHEN d.state IN ('sidelined', 'expired', 'cancelled', 'dropped') THEN 'queued' END::delivery_state AS possible,
-        CASE WHEN s.organisation_id <> r.organisation_id AND d.state = 'cancelled' THEN
-            CASE WHEN d.reason = '{Reason.WITHDRAWN}' THEN 'withdrawn' WHEN m.due_at > now() THEN 'not_due' END END AS refused,
+        CASE WHEN s.organisation_id = r.organisation_id THEN NULL
+            WHEN d.state = 'cancelled' AND d.reason = '{Reason.WITHDRAWN}' THEN 'withdrawn'
+            WHEN d.state = 'cancelled' AND m.due_at > now() THEN 'not_due'
+            WHEN d.state = 'cancelled' AND d.reason = '{Reason.NOT_GRANTED}' THEN 'not_granted'
+            WHEN d.attempts = 0 AND s.approved_at IS NULL AND NOT ({IS_OPERATIONAL}) AND NOT EXISTS (
+                SELECT FROM {LIVE_SUBSCRIBE_GRANTS} AND (g.event_types IS NULL OR {_IS_GRANTED})) THEN 'not_granted' END AS refused,
         CASE WHEN d.state <> 'sidelined' THEN 'restored' WHEN d.expires_at <= now() THEN 'expired' ELSE 'shoveled' END AS kind
     FROM deliveries d
         JOIN rooms r ON r.id = d.room_id AND NOT r.deleting
@@ -278,7 +285,8 @@ async def redeliver(
 
     A sidelined delivery is shoveled, or expires if its lifetime is over. One that expired, was
     cancelled or dropped is restored with a fresh lifetime. Any other stays as it is, and so does
-    one that was withdrawn, or cancelled before it was due, in another organisation's room.
+    one that was withdrawn, cancelled before it was due, or never sent and not covered by a grant,
+    in another organisation's room.
     StorageUnavailableError, StorageRefusedError.
     """
     parameters = {
@@ -298,6 +306,7 @@ async def redeliver(
         subscription_gone=gone,
         withdrawn=refused == "withdrawn",
         not_due=refused == "not_due",
+        not_granted=refused == "not_granted",
         subscription_id=SubscriptionId(subscription),
         type=None if kind is None else SubscriptionType(kind),
     )

@@ -77,6 +77,7 @@ rooms: Final = Table(
     ),
     Column("quotas", JSONB(none_as_null=True), nullable=True),
     flag_column("govstack"),
+    Column("reapproval_ended", JSONB, nullable=False, server_default="{}"),
     PrimaryKeyConstraint("id"),
 )
 
@@ -158,6 +159,7 @@ subscriptions: Final = Table(
     time_or_null("start_at"),
     flag_column("event_item"),
     flag_column("ack_by_next_pull"),
+    Column("former_types", ARRAY(Text), nullable=False, server_default="{}"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

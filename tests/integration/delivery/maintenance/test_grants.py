@@ -38,7 +38,10 @@ class Shared:
         )
 
     async def run(self) -> None:
-        await apply_due_grants(self.api.services.engine, self.api.services.notifier, lambda: True)
+        services = self.api.services
+        await apply_due_grants(
+            services.engine, services.notifier, services.new_job_id, lambda: True
+        )
 
     async def status(self) -> tuple[str, list[str]]:
         ((status, reasons),) = await self.api.sql(

@@ -22,7 +22,8 @@ from delivery.maintenance.cleanup import (
 from delivery.maintenance.deletions import DeleteJob
 from delivery.maintenance.expiry import BATCH, DeliveryExpirer, expire_leases
 from delivery.maintenance.jobs import JobRunner
-from delivery.maintenance.service import TaskContext, TaskIntervals, all_tasks, run_tasks
+from delivery.maintenance.service import TaskIntervals, all_tasks, run_tasks
+from delivery.maintenance.task_context import TaskContext
 from rooms.clock import SystemClock
 from rooms.db.connection import connect, open_connection, open_engine
 from rooms.db.jobs.delete import DeleteQueries

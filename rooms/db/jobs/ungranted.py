@@ -1,0 +1,63 @@
+"""Cancel unfinished deliveries of event types that a subscription's grants do not cover any more."""
+
+# ruff: noqa: E501 - SQL statements keep their lines
+
+from collections.abc import Collection
+from typing import Final
+
+from rooms.db.jobs.delete import BATCH, OF_SUBSCRIPTION, PAGE_OF_DELIVERIES, CancelPage
+from rooms.db.operational.messages import IS_OPERATIONAL
+from rooms.db.pg_arrays import text_array
+from rooms.db.queue.expire import termination_statement
+from rooms.db.statement_parts import matches_patterns
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.state_machine import UNFINISHED, Reason, State
+
+_OPEN: Final = ", ".join(f"'{state}'" for state in sorted(UNFINISHED))
+# A subscription for operational events takes no grant for them.
+_CANCEL: Final = termination_statement(
+    leading_ctes=PAGE_OF_DELIVERIES.format(of=OF_SUBSCRIPTION),
+    candidates=f"""
+    SELECT p.room_id, p.id, p.generation, p.attempt, p.state, p.expires_at FROM page p CROSS JOIN LATERAL (
+        SELECT m.event_type FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id AND NOT ({IS_OPERATIONAL}) LIMIT 1
+    ) m WHERE p.state IN ({_OPEN}) AND NOT {matches_patterns("m.event_type", "%(kept)s::text[]")}""",  # noqa: S608 - constants of this package
+    state=State.CANCELLED,
+    reason=Reason.NOT_GRANTED,
+    lease_condition="true",
+    result_columns="(SELECT count(*) FROM spared), (SELECT count(*) FROM page), (SELECT id::text FROM page ORDER BY id DESC LIMIT 1)",
+)
+
+
+class UngrantedQueries:
+    """Cancel through one writer.
+
+    StorageUnavailableError: in doubt; StorageRefusedError: nothing happened.
+    """
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+
+    async def cancel(
+        self,
+        room: RoomId,
+        subscription: SubscriptionId,
+        after: str,
+        *,
+        kept: Collection[str],
+        limit: int = BATCH,
+    ) -> CancelPage:
+        """Cancel those among the next deliveries whose event types match none of `kept`."""
+        rows = await self._writer.run(
+            _CANCEL,
+            {
+                "room": room,
+                "subscription": subscription,
+                "after": after,
+                "kept": text_array(sorted(kept)),
+                "limit": limit,
+                "host": self._writer.host,
+            },
+        )
+        cancelled, spared, seen, last = rows[0]
+        return CancelPage(cancelled=cancelled, skipped=spared, scanned=seen, last=last)

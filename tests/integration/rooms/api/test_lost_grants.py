@@ -1,0 +1,317 @@
+"""Subscriptions that lose a grant: what they keep, and what a narrower grant cancels."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from delivery.maintenance.jobs import JobRunner
+from delivery.maintenance.ungranted import CancelUngrantedJob
+from rooms.db.jobs.delete import CancelPage
+from rooms.db.jobs.jobs import JobQueue
+from rooms.db.jobs.ungranted import UngrantedQueries
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import (
+    PAID,
+    SENT,
+    Member,
+    accepted,
+    act,
+    change,
+    grant,
+    member,
+    pulled,
+    read,
+    revoke,
+    shared_room,
+    subscribe,
+)
+
+
+def cancellations(api: Api, *, settle_s: float = 0.0, batch: int = 1000) -> JobRunner:
+    """Return a runner of the jobs, as of a process that has just begun."""
+    services = api.services
+    queue = JobQueue(services.writer)
+    job = CancelUngrantedJob(
+        services.engine,
+        queue,
+        UngrantedQueries(services.writer),
+        services.notifier,
+        services.new_job_id,
+        settle_s=settle_s,
+        batch=batch,
+    )
+    return JobRunner(queue, job.handlers(), poll_s=0.01)
+
+
+async def cancel_ungranted(api: Api, **fields: Any) -> None:
+    """Run the jobs as often as maintenance does in some seconds."""
+    for _ in range(5):
+        await cancellations(api, **fields).run(lambda: True)
+
+
+async def states(api: Api, subscription: str) -> dict[str, tuple[str, str | None]]:
+    """Return state and reason of each delivery, by its message."""
+    rows = await api.sql(
+        "SELECT message_id::text, state::text, reason FROM deliveries WHERE subscription_id = %s",
+        subscription,
+    )
+    return {message: (state, reason) for message, state, reason in rows}
+
+
+async def standing(api: Api, who: Member, subscription: str) -> tuple[str, list[str]]:
+    now = await read(api, who, subscription)
+    return now["status"], now["suspended_by"]
+
+
+ACTIVE: tuple[str, list[str]] = ("active", [])
+SUSPENDED: tuple[str, list[str]] = ("suspended", ["grant"])
+
+
+class Narrowed:
+    """A subscription to `order.*` whose grant was replaced by one for `order.paid`."""
+
+    def __init__(self, api: Api, owner: Member, subscriber: Member, room: int) -> None:
+        self.api, self.owner, self.subscriber, self.room = api, owner, subscriber, room
+        self.subscription = self.narrow = ""
+
+    async def publish(self, event_type: str) -> str:
+        return await accepted(self.api, self.owner.key, self.room, event_type=event_type)
+
+    async def status(self) -> tuple[str, list[str]]:
+        return await standing(self.api, self.subscriber, self.subscription)
+
+    async def pulled(self) -> list[str]:
+        return sorted(await pulled(self.api, self.subscriber, self.subscription))
+
+    async def take(self, *names: str) -> None:
+        types = [{"name": name} for name in names]
+        answer = await change(self.api, self.subscriber, self.subscription, event_types=types)
+        assert answer.status_code == 200, answer.text
+
+    async def grant_paid(self) -> None:
+        to, kind = self.subscriber.id, "subscribe"
+        await grant(self.api, self.owner, self.room, to, kind, event_types=[PAID])
+
+    async def jobs(self) -> list[str]:
+        rows = await self.api.sql("SELECT state FROM jobs WHERE kind = 'cancel_ungranted'")
+        return [state for (state,) in rows]
+
+
+@pytest.fixture
+async def narrowed(api: Api) -> Narrowed:
+    owner, subscriber = await member(api), await member(api)
+    found = Narrowed(api, owner, subscriber, await shared_room(api, owner))
+    wide = await grant(api, owner, found.room, subscriber.id, "subscribe", event_types=["order.*"])
+    found.subscription = (await subscribe(api, subscriber, found.room))["id"]
+    found.narrow = await grant(
+        api, owner, found.room, subscriber.id, "subscribe", event_types=[PAID]
+    )
+    await revoke(api, owner, found.room, wide)
+    assert await found.status() == SUSPENDED
+    return found
+
+
+async def test_a_suspended_subscription_takes_no_further_event_types(api: Api) -> None:
+    """Check that it can neither widen, nor get later what was published meanwhile."""
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    given = await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+    identity = (await subscribe(api, subscriber, room))["id"]
+    await revoke(api, owner, room, given)
+    for wider in (None, [{"name": "*"}], [{"name": PAID}, {"name": SENT}], [{"name": "order.*"}]):
+        answer = await change(api, subscriber, identity, event_types=wider)
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["errors"][0]["field"].startswith("event_types")
+    paid = await accepted(api, owner.key, room)
+    for other in (SENT, "invoice"):
+        await accepted(api, owner.key, room, event_type=other)
+    assert set(await states(api, identity)) == {paid}
+    await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+    assert await pulled(api, subscriber, identity) == [paid]
+
+
+async def test_a_suspended_subscription_may_take_less_for_good(narrowed: Narrowed) -> None:
+    await narrowed.take("order.x.*")
+    api, who = narrowed.api, narrowed.subscriber
+    wider = [{"name": "order.*"}]
+    answer = await change(api, who, narrowed.subscription, event_types=wider)
+    assert answer.status_code == 422, answer.text
+    await narrowed.take("order.x.*", PAID)
+    await narrowed.take(PAID)
+
+
+async def test_a_room_for_all_does_not_widen_a_subscription_by_grant(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    given = await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+    identity = (await subscribe(api, subscriber, room))["id"]
+    await revoke(api, owner, room, given)
+    body = {"subscription_policy": "automatic", "visibility": "listed"}
+    assert (await api.call("PATCH", f"/rooms/{room}", owner.key, json=body)).status_code == 200
+    answer = await change(api, subscriber, identity, event_types=None)
+    assert answer.status_code == 422, answer.text
+
+
+async def test_a_narrower_grant_never_delivers_the_rest(api: Api) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    wide = await grant(api, owner, room, subscriber.id, "subscribe", event_types=["order.*"])
+    identity = (await subscribe(api, subscriber, room))["id"]
+    paid = [await accepted(api, owner.key, room)]
+    sent = await accepted(api, owner.key, room, event_type=SENT)
+    await revoke(api, owner, room, wide)
+    paid.append(await accepted(api, owner.key, room))
+    held = await accepted(api, owner.key, room, event_type=SENT)
+    await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+    paid.append(await accepted(api, owner.key, room))
+    await accepted(api, owner.key, room, event_type=SENT)
+    assert set(await states(api, identity)) == {*paid, sent, held}, "the last one is not routed"
+    answer = await change(api, subscriber, identity, event_types=[{"name": PAID}])
+    assert answer.json()["status"] == "suspended", "until the rest is cancelled"
+    await cancel_ungranted(api)
+    assert await standing(api, subscriber, identity) == ACTIVE
+    found = await states(api, identity)
+    assert found[sent] == found[held] == ("cancelled", "not_granted")
+    assert sorted(await pulled(api, subscriber, identity)) == sorted(paid)
+
+
+async def test_what_was_cancelled_is_not_sent_again(narrowed: Narrowed) -> None:
+    api, identity = narrowed.api, narrowed.subscription
+    await revoke(api, narrowed.owner, narrowed.room, narrowed.narrow)
+    sent, late = await narrowed.publish(SENT), await narrowed.publish(SENT)
+    await api.sql(
+        "UPDATE deliveries SET state = 'expired' WHERE message_id = %s AND subscription_id = %s",
+        late,
+        identity,
+    )
+    await grant(
+        api, narrowed.owner, narrowed.room, narrowed.subscriber.id, "subscribe", event_types=[PAID]
+    )
+    await narrowed.take(PAID)
+    await cancel_ungranted(api)
+    assert await narrowed.status() == ACTIVE
+    for message in (sent, late):
+        ((delivery,),) = await api.sql(
+            "SELECT id::text FROM deliveries WHERE message_id = %s AND subscription_id = %s",
+            message,
+            identity,
+        )
+        answer = await api.call(
+            "POST", f"/deliveries/{delivery}/redeliver", narrowed.subscriber.key
+        )
+        assert answer.status_code in (404, 409), answer.text
+    assert await narrowed.pulled() == []
+
+
+async def test_a_wider_grant_before_the_cancellation_keeps_everything(narrowed: Narrowed) -> None:
+    await revoke(narrowed.api, narrowed.owner, narrowed.room, narrowed.narrow)
+    sent, paid = await narrowed.publish(SENT), await narrowed.publish(PAID)
+    await narrowed.grant_paid()
+    await narrowed.take(PAID)
+    await grant(narrowed.api, narrowed.owner, narrowed.room, "*", "subscribe")
+    assert await narrowed.status() == ACTIVE
+    await cancel_ungranted(narrowed.api)
+    assert await narrowed.jobs() == ["done"]
+    assert await narrowed.pulled() == sorted([sent, paid])
+
+
+async def test_a_cancellation_that_dies_goes_on_before_anything_is_released(
+    narrowed: Narrowed,
+) -> None:
+    """Stop after each step of the job, and let another process continue."""
+    await revoke(narrowed.api, narrowed.owner, narrowed.room, narrowed.narrow)
+    sent = {await narrowed.publish(SENT) for _ in range(4)}
+    paid = await narrowed.publish(PAID)
+    await narrowed.grant_paid()
+    await narrowed.take(PAID)
+    for steps in range(1, 30):
+        left = iter(range(steps))
+
+        def may_continue(left: Iterator[int] = left) -> bool:
+            return next(left, None) is not None
+
+        await cancellations(narrowed.api, batch=1).run(may_continue)
+        found = await states(narrowed.api, narrowed.subscription)
+        unfinished = {one for one in sent if found[one][0] != "cancelled"}
+        if await narrowed.status() == ACTIVE:
+            assert not unfinished
+            break
+        assert await narrowed.jobs() in (["queued"], ["running"])
+    assert await narrowed.status() == ACTIVE
+    assert await narrowed.jobs() == ["done"]
+    assert await narrowed.pulled() == [paid]
+
+
+async def test_grants_that_are_narrowed_during_the_cancellation_are_applied(
+    narrowed: Narrowed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a walk by wider grants does not end the job."""
+    api, owner, room = narrowed.api, narrowed.owner, narrowed.room
+    await revoke(api, owner, room, narrowed.narrow)
+    made = {name: await narrowed.publish(name) for name in (PAID, SENT)}
+    await api.made(f"/rooms/{room}/event-types", {"name": "order.x.y"}, owner.key)
+    made["order.x.y"] = await narrowed.publish("order.x.y")
+    to = narrowed.subscriber.id
+    wider = await grant(api, owner, room, to, "subscribe", event_types=["order.x.*"])
+    await grant(api, owner, room, to, "subscribe", event_types=[PAID])
+    await narrowed.take(PAID)
+    cancel, walks = UngrantedQueries.cancel, []
+
+    async def cancel_and_revoke(self: UngrantedQueries, *given: Any, **fields: Any) -> CancelPage:
+        walks.append(fields["kept"])
+        page = await cancel(self, *given, **fields)
+        if page.last is None and len(walks) == 4:  # the walk that found nothing
+            await revoke(api, owner, room, wider)
+        return page
+
+    monkeypatch.setattr(UngrantedQueries, "cancel", cancel_and_revoke)
+    await cancel_ungranted(api)
+    assert {PAID, "order.x.*"} in walks
+    assert await narrowed.status() == ACTIVE
+    found = await states(api, narrowed.subscription)
+    assert {name for name, one in made.items() if found[one][0] == "cancelled"} == {
+        SENT,
+        "order.x.y",
+    }
+    assert await narrowed.pulled() == [made[PAID]]
+
+
+async def test_a_grant_lost_after_the_types_were_narrowed_cancels_what_still_waits(
+    api: Api,
+) -> None:
+    """Check that an active subscription has nothing waiting which no grant covers any more."""
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+    other = await grant(api, owner, room, subscriber.id, "subscribe", event_types=[SENT])
+    identity = (await subscribe(api, subscriber, room))["id"]
+    paid = await accepted(api, owner.key, room)
+    sent = await accepted(api, owner.key, room, event_type=SENT)
+    await change(api, subscriber, identity, event_types=[{"name": PAID}])
+    assert await standing(api, subscriber, identity) == ACTIVE
+    await revoke(api, owner, room, other)
+    assert await standing(api, subscriber, identity) == SUSPENDED
+    await cancel_ungranted(api)
+    assert await standing(api, subscriber, identity) == ACTIVE
+    assert (await states(api, identity))[sent] == ("cancelled", "not_granted")
+    assert await pulled(api, subscriber, identity) == [paid]
+
+
+async def test_the_job_waits_for_publishes_by_the_former_routing(narrowed: Narrowed) -> None:
+    """Check that it does not end before they usually have."""
+    await narrowed.take(PAID)
+    await cancel_ungranted(narrowed.api, settle_s=3600.0)
+    assert await narrowed.status() == SUSPENDED
+    (job,) = (await narrowed.api.call("GET", "/jobs", narrowed.owner.key)).json()["items"]
+    assert (job["kind"], job["arguments"]["subscription_id"]) == (
+        "cancel_ungranted",
+        narrowed.subscription,
+    )
+    refused = await narrowed.api.call("POST", f"/jobs/{job['id']}/cancel", narrowed.owner.key)
+    assert refused.status_code == 409
+    theirs = await narrowed.api.call("GET", "/jobs", narrowed.subscriber.key)
+    assert theirs.json()["items"] == [], "it shows how much the room gave"
+    assert (await act(narrowed.api, narrowed.subscriber, narrowed.subscription, "terminate")).json()
+    await cancel_ungranted(narrowed.api)
+    assert await narrowed.jobs() == ["done"]
