@@ -23,7 +23,7 @@ deliveries nor counts of the job show whether the filter matches them.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.subscriptions import subscription_not_found
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.jobs.replay import BATCH, PastMessage, ReplayBatch, ReplayQueries
-from rooms.domain.event_type_pattern import matches, matches_any
+from rooms.domain.event_type_pattern import matches
 from rooms.domain.ids import (
     JobId,
     MessageId,
@@ -69,6 +69,10 @@ class Entitlement:
     from_us: int
     until_us: int | None
     """Microseconds since 1970; the end is not part of the period."""
+    versions: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """By pattern of event types; of one that is not named, every version."""
+    filter: str | None = None
+    """It was entitled to what this matches, so only while it still has this filter."""
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> "Entitlement":
@@ -85,14 +89,29 @@ class Entitlement:
             event_types=None if types is None else tuple(types),
             from_us=arguments["from_us"],
             until_us=arguments["until_us"],
+            versions={
+                name: frozenset(known) for name, known in arguments.get("versions", {}).items()
+            },
+            filter=arguments.get("filter"),
         )
 
-    def includes(self, past: PastMessage) -> bool:
-        """Return whether a message was published in the period, and is of such a type."""
+    def includes(self, past: PastMessage, expression: str | None) -> bool:
+        """Return whether a message was published in the period, and is of such a type and version.
+
+        `expression`: the filter that the subscription has now.
+        """
         return (
             self.from_us <= past.published_us
             and (self.until_us is None or past.published_us < self.until_us)
-            and matches_any(self.event_types, past.event_type)
+            and self.filter in (None, expression)
+            and (
+                self.event_types is None
+                or any(
+                    matches(name, past.event_type)
+                    and (name not in self.versions or past.event_version in self.versions[name])
+                    for name in self.event_types
+                )
+            )
         )
 
 
@@ -150,14 +169,17 @@ class ReplayRequest:
         """
         return self.missing or self.entitled is not None
 
-    def matches(self, past: PastMessage) -> bool:
-        """Return whether the job asks for this message."""
+    def matches(self, past: PastMessage, expression: str | None) -> bool:
+        """Return whether the job asks for this message, of a subscription with this filter."""
         return (
             (self.missing or not past.newer)
             and not (self.is_foreign and (past.for_others or past.hidden))
             and (self.event_types is None or past.event_type in self.event_types)
             and (self.ordering_keys is None or past.ordering_key in self.ordering_keys)
-            and (self.entitled is None or any(one.includes(past) for one in self.entitled))
+            and (
+                self.entitled is None
+                or any(one.includes(past, expression) for one in self.entitled)
+            )
         )
 
 
@@ -300,7 +322,7 @@ class ReplayJob:
             business_keys=request.business_keys,
             limit=self._batch,
         )
-        possible = [past for past in page.messages if request.matches(past)]
+        possible = [past for past in page.messages if request.matches(past, expression)]
         wanted = await wanted_messages(possible, interests, expression, self._sandbox)
         return _split_page(page.messages, wanted, limiter.batch_size(self._batch)), page.end
 

@@ -21,7 +21,7 @@ from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog import rooms as room_records
-from rooms.db.catalog.access import entitlements
+from rooms.db.catalog.entitlements import entitlements
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.jobs import jobs as job_records
 from rooms.db.queries.message_scope import find_message_view

@@ -36,7 +36,8 @@ from rooms.api.subscription_locks import lock_room
 from rooms.api.subscriptions import entitled_interests, event_type_versions
 from rooms.batching import KeyedBatcher
 from rooms.db.catalog import subscriptions as records
-from rooms.db.catalog.access import RoomAccess, entitlements
+from rooms.db.catalog.access import RoomAccess
+from rooms.db.catalog.entitlements import entitlements
 from rooms.db.catalog.organisations import Member
 from rooms.db.catalog.rooms import room_not_found
 from rooms.db.catalog.subscription_states import Actor, record_created, suspensions_of

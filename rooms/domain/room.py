@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -54,6 +54,8 @@ class Room:
     visibility: Visibility = Visibility.PRIVATE
     subscription_policy: SubscriptionPolicy = SubscriptionPolicy.OWNER_ONLY
     reapprove_on: frozenset[ReapprovalField] = DEFAULT_REAPPROVAL
+    reapproval_ended: Mapping[ReapprovalField, datetime] = field(default_factory=dict)
+    """Since when fields need no approval that needed one before."""
     transparent: bool = False
     """Publishers see the names of all subscriptions that their messages reach."""
     govstack: bool = False

@@ -68,6 +68,14 @@ _TOUCH: Final = (
     .values(plan_version=rooms.c.plan_version + 1)
     .returning(rooms)
 )
+# A field that is free already keeps its time; the row is locked, so this sees its former values.
+_REAPPROVAL_ENDED: Final = text("""
+(SELECT coalesce(jsonb_object_agg(f.name, f.at), '{}') FROM (
+    SELECT key AS name, value AS at FROM jsonb_each(rooms.reapproval_ended)
+    UNION ALL
+    SELECT former, to_jsonb(clock_timestamp()) FROM unnest(rooms.reapprove_on) AS o (former)
+) f WHERE f.name <> ALL (CAST(:asked AS text[])))
+""")
 _TOUCH_OWN: Final = _TOUCH.where(rooms.c.organisation_id == bindparam("owner"))
 
 
@@ -325,6 +333,10 @@ async def touch_room(
     statement = _TOUCH_OWN
     if fields:
         statement = statement.values(**fields, updated_at=func.now())
+    if fields and "reapprove_on" in fields:
+        statement = statement.values(
+            reapproval_ended=_REAPPROVAL_ENDED.bindparams(asked=list(fields["reapprove_on"]))
+        )
     parameters = {"room": identity, "owner": principal.organisation_id}
     try:
         row = (await connection.execute(statement, parameters)).mappings().one_or_none()
@@ -404,6 +416,10 @@ def _room(row: RowMapping) -> Room:
         visibility=Visibility(row["visibility"]),
         subscription_policy=SubscriptionPolicy(row["subscription_policy"]),
         reapprove_on=frozenset(map(ReapprovalField, row["reapprove_on"])),
+        reapproval_ended={
+            ReapprovalField(name): datetime.fromisoformat(at)
+            for name, at in row["reapproval_ended"].items()
+        },
         transparent=row["transparent"],
         govstack=row["govstack"],
         plan_version=row["plan_version"],

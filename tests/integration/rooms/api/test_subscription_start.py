@@ -309,3 +309,97 @@ async def test_a_room_that_approves_no_event_types_replays_all_since_the_request
     await change(api, subscriber, made["id"], event_types=[{"name": PAID}, {"name": SENT}])
     assert await replayed(api, subscriber, made["id"]) == {sent}
     assert before != sent
+
+
+async def policy(api: Api, owner: Member, room: int, *fields: str) -> None:
+    """Ask for the approval of changes of these fields from now on."""
+    body = {"reapprove_on": list(fields)}
+    answer = await api.call("PATCH", f"/rooms/{room}", owner.key, json=body)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_versions_that_were_approved_later_are_replayed_from_then_on_only(api: Api) -> None:
+    owner, subscriber = await member(api, "owner"), await member(api, "other")
+    room = await shared_room(api, owner, visibility="listed", subscription_policy="approval")
+    types = (await api.call("GET", f"/rooms/{room}/event-types", owner.key)).json()["items"]
+    (paid,) = [one["name"] for one in types if one["name"] == PAID]
+    path = f"/rooms/{room}/event-types/{paid}/versions"
+    assert (await api.call("POST", path, owner.key, json={"schema": {}})).status_code == 201
+    first = [{"name": PAID, "versions": [1]}]
+    made = await subscribe(api, subscriber, room, event_types=first)
+    await approve(api, owner, made["id"])
+
+    async def both() -> dict[int, str]:
+        return {number: await accepted(api, owner.key, room, version=number) for number in (1, 2)}
+
+    early = await both()
+    await change(api, subscriber, made["id"], event_types=[{"name": PAID}])
+    await approve(api, owner, made["id"])
+    late = await both()
+    assert len(await pulled(api, subscriber, made["id"])) == 3
+    given = await replayed(api, subscriber, made["id"])
+    assert given == {early[1], *late.values()}, "version 2 from its approval on"
+
+
+async def test_an_approved_filter_bounds_the_replay_of_its_time(api: Api) -> None:
+    """Check that an approved change of the filter opens nothing that it did not match before."""
+    owner, subscriber = await member(api, "owner"), await member(api, "other")
+    fields = {"visibility": "listed", "subscription_policy": "approval"}
+    room = await shared_room(api, owner, **fields, reapprove_on=["event_types", "filter"])
+    narrow = "payload.rate < 5"
+    made = await subscribe(api, subscriber, room, filter=narrow)
+    await approve(api, owner, made["id"])
+
+    async def rates() -> dict[int, str]:
+        return {
+            rate: await accepted(api, owner.key, room, payload={"rate": rate}) for rate in (1, 9)
+        }
+
+    early = await rates()
+    await change(api, subscriber, made["id"], filter=None)
+    await approve(api, owner, made["id"])
+    late = await rates()
+    assert len(await pulled(api, subscriber, made["id"])) == 3
+    assert await replayed(api, subscriber, made["id"]) == set(late.values())
+    await change(api, subscriber, made["id"], filter=narrow)
+    await approve(api, owner, made["id"])
+    assert await replayed(api, subscriber, made["id"]) == {early[1], late[1]}
+
+
+@pytest.mark.parametrize("asked", [["event_types"], ["event_types", "filter"]])
+async def test_a_policy_that_asks_no_more_opens_nothing_of_the_time_before(
+    api: Api, asked: list[str]
+) -> None:
+    owner, subscriber = await member(api, "owner"), await member(api, "other")
+    fields = {"visibility": "listed", "subscription_policy": "approval"}
+    room = await shared_room(api, owner, **fields, reapprove_on=asked)
+    chosen: dict[str, Any] = {"event_types": [{"name": PAID}], "filter": "payload.rate < 5"}
+    made = await subscribe(api, subscriber, room, **chosen)
+    await approve(api, owner, made["id"])
+
+    async def some() -> dict[tuple[str, int], str]:
+        return {
+            (name, rate): await accepted(
+                api, owner.key, room, event_type=name, payload={"rate": rate}
+            )
+            for name in (PAID, SENT)
+            for rate in (1, 9)
+        }
+
+    early = await some()
+    await policy(api, owner, room)
+    wide = await change(api, subscriber, made["id"], event_types=None, filter=None)
+    assert (wide.json()["proposal"], wide.json()["event_types"]) == (None, None)
+    await api.sql(
+        "UPDATE subscription_history SET at = at + interval '1 h' WHERE action = 'changed'"
+    )
+    late = await some()
+    await policy(api, owner, room, "push_url")
+    assert len(await pulled(api, subscriber, made["id"])) == 5
+    given = await replayed(api, subscriber, made["id"])
+    paid = {one[PAID, rate] for one in (early, late) for rate in (1, 9)}
+    paid = paid if asked == ["event_types"] else set()
+    assert given == {*late.values(), *paid}
+    await policy(api, owner, room, "push_url", *asked)
+    await policy(api, owner, room)
+    assert await replayed(api, subscriber, made["id"]) == paid, "free from now on only"
