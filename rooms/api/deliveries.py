@@ -124,7 +124,9 @@ async def list_subscription_deliveries(
 ) -> DeliveryPage:
     """List the subscription's deliveries, newest first.
 
-    A key that only has the scope `subscribe` sees deliveries that are due.
+    A key that only has the scope `subscribe` sees deliveries that are due. In another
+    organisation's room so does every key, and sees none that a suspension holds, unless it was
+    attempted before.
     """
     identity = SubscriptionId(parse_id(subscription_id, "subscription"))
     page = PageRequest(services.cipher, _LIST, limit, cursor)

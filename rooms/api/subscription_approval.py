@@ -409,11 +409,16 @@ async def list_history(
 async def read_counts(
     services: ServicesDep, principal: Caller, subscription_id: IdPath
 ) -> SubscriptionCounts:
-    """Count what waits, is held, leased or sidelined. For both sides."""
+    """Count what waits, is held, leased or sidelined. For both sides.
+
+    In another organisation's room the subscriber does not count what is not due, and nothing that
+    waits while the subscription is suspended.
+    """
     identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:
         found = await records.find_visible_subscription(connection, principal, identity)
-        return await count_deliveries(connection, found.room_id, found.id)
+        own = found.organisation_id == principal.organisation_id
+        return await count_deliveries(connection, found.room_id, found.id, own=own)
 
 
 def _to_history(

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, not_, sele
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.operational.messages import IS_OPERATIONAL
+from rooms.db.queries.kept_back import is_kept_back
 from rooms.db.queries.message_scope import MessageView
 from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_conditions
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
@@ -139,6 +140,7 @@ async def find_delivery(
             *event_type_conditions(principal.event_types),
             # Where its row is gone, the subscriber was an organisation that was deleted.
             subscriptions.c.organisation_id == principal.organisation_id,
+            not_(is_kept_back()),
             rooms.c.deleting.is_(False),
         )
     )
@@ -180,10 +182,11 @@ async def deliveries_of_subscription(
     before: str | None,
     limit: int,
 ) -> Sequence[DeliveryRecord]:
-    """Return the deliveries of a subscription, newest first."""
+    """Return the deliveries of a subscription that its subscriber may know of, newest first."""
     conditions: list[ColumnElement[bool]] = [
         *wanted.id_bounds(deliveries.c.id),
         *wanted.message_conditions(),
+        not_(is_kept_back()),
     ]
     if wanted.state is not None:
         conditions.append(deliveries.c.state == wanted.state.value)

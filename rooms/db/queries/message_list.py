@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.db.queries.kept_back import is_kept_back
 from rooms.db.queries.message_scope import MessageScope
 from rooms.db.queries.messages import (
     HEAD_COLUMNS,
@@ -193,6 +194,7 @@ def _of_subscriptions(
                 other.c.id > deliveries.c.id,
                 other.c.message_id == deliveries.c.message_id,
                 other.c.subscription_id.in_(chosen),
+                *([] if scope.owns else [not_(is_kept_back(other))]),
                 *([] if wanted.state is None else [other.c.state == wanted.state.value]),
             )
         )
@@ -205,6 +207,7 @@ def _of_subscriptions(
             *same_millisecond(counted.c.id, deliveries.c.id),
             counted.c.message_id == deliveries.c.message_id,
             counted.c.subscription_id.in_(scope.own_subscriptions()),
+            not_(is_kept_back(counted)),
         )
         .scalar_subquery()
     )
@@ -220,6 +223,8 @@ def _of_subscriptions(
     if before is not None:
         conditions.append(deliveries.c.id < before)
     by_others = by_publisher.conditions(scope)
+    if not scope.owns:
+        conditions.append(not_(is_kept_back()))
     if scope.owns:
         conditions += [scope.is_for_owner(), *by_others]
         received_column: ColumnElement[Any] = _NO_COUNT
@@ -302,7 +307,14 @@ async def count_states(
 def _states_of(
     scope: MessageScope, identities: Sequence[MessageId], *, sees_all: bool
 ) -> Select[Any]:
-    own = () if sees_all else (deliveries.c.subscription_id.in_(scope.own_subscriptions()),)
+    own = (
+        ()
+        if sees_all
+        else (
+            deliveries.c.subscription_id.in_(scope.own_subscriptions()),
+            not_(is_kept_back()),
+        )
+    )
     # The limit makes it a look into the index for each message, whatever the planner expects.
     each = (
         select(deliveries.c.state)

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.access import find_access
 from rooms.db.catalog.rooms import find_any_room, room_not_found
+from rooms.db.queries.kept_back import is_kept_back
 from rooms.db.queries.messages import (
     HEAD_COLUMNS,
     MessageRecord,
@@ -150,10 +151,24 @@ class MessageView:
         if self.scope.owns:
             return []
         own = delivery_log.c.subscription_id.in_(self.scope.own_subscriptions())
-        return [or_(delivery_log.c.subscription_id.is_(None), own) if self.published else own]
+        known = and_(own, not_(self._is_step_kept_back()))
+        if self.published:
+            return [or_(delivery_log.c.subscription_id.is_(None), own)]
+        return [known]
+
+    def _is_step_kept_back(self) -> ColumnElement[bool]:
+        step = deliveries.alias("step")
+        return exists().where(
+            step.c.room_id == delivery_log.c.room_id,
+            step.c.id == delivery_log.c.delivery_id,
+            is_kept_back(step),
+        )
 
     def _own(self) -> list[ColumnElement[bool]]:
-        return [deliveries.c.subscription_id.in_(self.scope.own_subscriptions())]
+        return [
+            deliveries.c.subscription_id.in_(self.scope.own_subscriptions()),
+            not_(is_kept_back()),
+        ]
 
 
 async def find_scope(connection: AsyncConnection, principal: Principal, room: Any) -> MessageScope:
@@ -215,6 +230,7 @@ async def find_message_view(
     received = exists().where(
         *deliveries_of(room, identity),
         deliveries.c.subscription_id.in_(scope.own_subscriptions()),
+        not_(is_kept_back()),
     )
     statement = select(
         *HEAD_COLUMNS,
@@ -322,6 +338,7 @@ async def count_own_subscriptions(connection: AsyncConnection, view: MessageView
     statement = select(func.count(deliveries.c.subscription_id.distinct())).where(
         *deliveries_of(view.scope.room.id, view.identity),
         deliveries.c.subscription_id.in_(view.scope.own_subscriptions()),
+        not_(is_kept_back()),
     )
     return await connection.scalar(statement) or 0
 

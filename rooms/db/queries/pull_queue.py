@@ -15,6 +15,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.db.queries.kept_back import counts_queued
 from rooms.domain.ids import DeliveryId, KeyId, MessageId, OrganisationId, RoomId, SubscriptionId
 
 MAX_SCANNED: Final = 10_000
@@ -36,7 +37,7 @@ FROM (
             SELECT o.id, o.room_id, o.message_id, o.attempt, o.due_at, o.expires_at FROM outbox o
             WHERE o.kind = 1 AND o.priority = p.level AND -o.room_id = -CAST(:room AS int4) AND o.subscription_id = CAST(:subscription AS uuid)
                 AND (p.level < CAST(:level AS int4) OR (p.level = CAST(:level AS int4) AND (o.due_at, o.id) > (CAST(:due AS timestamptz), CAST(:after AS uuid))))
-                AND o.due_at <= CAST(:until AS timestamptz)
+                AND o.due_at <= CAST(:until AS timestamptz) AND {counted}
             ORDER BY o.due_at, o.id LIMIT :limit
         ) o
         UNION ALL
@@ -44,7 +45,7 @@ FROM (
             SELECT {at_broker}, o.id, o.room_id, o.message_id, o.attempt, o.due_at, o.expires_at FROM outbox o
             WHERE o.kind IN (3, 5) AND -o.room_id = -CAST(:room AS int4) AND o.subscription_id = CAST(:subscription AS uuid)
                 AND (CAST(:level AS int4) > {at_broker} OR (o.due_at, o.id) > (CAST(:due AS timestamptz), CAST(:after AS uuid)))
-                AND o.due_at <= CAST(:until AS timestamptz)
+                AND o.due_at <= CAST(:until AS timestamptz) AND {counted}
             ORDER BY o.due_at, o.id LIMIT :limit
         ) o
     ) o ORDER BY o.level DESC, o.due_at, o.id LIMIT :limit
@@ -64,7 +65,11 @@ LEFT JOIN LATERAL (SELECT m.* FROM messages m WHERE m.room_id = d.room_id AND m.
 ORDER BY l.id
 """
 WAITING: Final = _WAITING.format(
-    of_message=_OF_MESSAGE, no_lease=_NO_LEASE, top=_TOP_LEVEL, at_broker=_AT_BROKER
+    of_message=_OF_MESSAGE,
+    no_lease=_NO_LEASE,
+    top=_TOP_LEVEL,
+    at_broker=_AT_BROKER,
+    counted=counts_queued("o"),
 )
 LEASED: Final = _LEASED.format(of_message=_OF_MESSAGE)
 _FIRST: Final = "00000000-0000-0000-0000-000000000000"
@@ -183,17 +188,17 @@ LEFT JOIN LATERAL (SELECT k.name FROM api_keys k WHERE k.id = h.key_id AND k.org
 ORDER BY h.leases DESC, h.key_id LIMIT :most
 """
 # What PostgreSQL carries is found by priority, what another broker carries only by due time.
-OLDEST: Final = """
+OLDEST: Final = f"""
 SELECT min(o.due_at) FROM (
     (SELECT o.due_at FROM generate_series(0, 9) p (priority), LATERAL (
         SELECT o.due_at FROM outbox o WHERE o.kind = 1 AND -o.room_id = -CAST(:room AS int4)
-            AND o.subscription_id = CAST(:subscription AS uuid) AND o.priority = p.priority AND o.due_at <= now() ORDER BY o.due_at LIMIT 1
+            AND o.subscription_id = CAST(:subscription AS uuid) AND o.priority = p.priority AND o.due_at <= now() AND {counts_queued("o")} ORDER BY o.due_at LIMIT 1
     ) o)
     UNION ALL
     (SELECT o.due_at FROM outbox o WHERE o.kind IN (3, 5) AND -o.room_id = -CAST(:room AS int4)
-        AND o.subscription_id = CAST(:subscription AS uuid) AND o.due_at <= now() ORDER BY o.due_at LIMIT 1)
+        AND o.subscription_id = CAST(:subscription AS uuid) AND o.due_at <= now() AND {counts_queued("o")} ORDER BY o.due_at LIMIT 1)
 ) o
-"""
+"""  # noqa: S608 - constants of this package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

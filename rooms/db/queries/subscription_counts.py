@@ -16,6 +16,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
+from rooms.db.queries.kept_back import (
+    IS_HELD_BACK,
+    IS_OF_OTHERS,
+    counts_held,
+    counts_queued,
+)
 from rooms.db.queries.stats import CACHE_S, QueueStats
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
@@ -43,30 +49,32 @@ _COUNT_UP_TO: Final = text(
 )
 # Each room costs a look into the primary key of outbox and leases, and each subscription one into
 # the indexes of the others.
-_MINE: Final = f"WITH s AS MATERIALIZED ({OWN_SUBSCRIPTIONS})"
-_IN_ROOMS: Final = """(SELECT DISTINCT room_id FROM s) r CROSS JOIN LATERAL (
+_MINE: Final = f"""WITH s AS MATERIALIZED (
+        SELECT s.room_id, s.id, {IS_OF_OTHERS} AS of_others FROM subscriptions s WHERE {IS_OWN})"""  # noqa: S608
+_MINE_THAT_GO_ON: Final = f"{_MINE[:-1]} AND NOT {IS_HELD_BACK})"
+_IN_ROOMS: Final = """(SELECT DISTINCT room_id, of_others FROM s) r CROSS JOIN LATERAL (
         SELECT o.* FROM (SELECT * FROM {table} WHERE room_id = r.room_id LIMIT {read}) o
-        WHERE o.subscription_id IN (SELECT s.id FROM s WHERE s.room_id = r.room_id) LIMIT {most}
+        WHERE o.subscription_id IN (SELECT s.id FROM s WHERE s.room_id = r.room_id){seen} LIMIT {most}
     ) o"""
 MAX_COUNTED: Final = 100_000
 """So many rows of a kind are counted."""
 
-_COUNT: Final = text("""
-SELECT (SELECT least(count(*), :most) FROM (SELECT o.subscription_id FROM outbox o WHERE o.room_id = :room LIMIT :read) o
-        WHERE o.subscription_id = CAST(:subscription AS uuid)) AS waiting,
+_COUNT: Final = text(f"""
+SELECT (SELECT least(count(*), :most) FROM (SELECT o.* FROM outbox o WHERE o.room_id = :room LIMIT :read) o
+        WHERE o.subscription_id = CAST(:subscription AS uuid) AND (NOT :own OR {counts_queued("o")})) AS waiting,
     (SELECT least(count(*), :most) FROM (SELECT l.subscription_id FROM leases l WHERE l.room_id = :room LIMIT :read) l
         WHERE l.subscription_id = CAST(:subscription AS uuid)) AS leased,
     (SELECT count(*) FROM (SELECT FROM sidelined s WHERE s.room_id = :room
         AND s.subscription_id = CAST(:subscription AS uuid) LIMIT :most) s) AS sidelined,
-    (SELECT coalesce(json_object_agg(reason, n), '{}') FROM (
+    (SELECT coalesce(json_object_agg(reason, n), '{{}}') FROM (
         SELECT reason, count(*) AS n FROM (SELECT h.reason FROM held h WHERE h.room_id = :room
-            AND h.subscription_id = CAST(:subscription AS uuid) LIMIT :most) h GROUP BY reason
+            AND h.subscription_id = CAST(:subscription AS uuid) AND (NOT :own OR {counts_held("h")}) LIMIT :most) h GROUP BY reason
     ) h) AS held,
     (SELECT min(s.since) FROM sidelined s WHERE s.room_id = :room
         AND s.subscription_id = CAST(:subscription AS uuid)) AS sidelined_since,
     (SELECT l.failing_since FROM lanes l WHERE l.room_id = :room
         AND l.id = CAST(:subscription AS uuid)) AS failing_since
-""")
+""")  # noqa: S608 - constants of this package
 
 
 _COUNT_ROOM: Final = text("""
@@ -80,16 +88,19 @@ SELECT (SELECT count(*) FROM (SELECT FROM outbox o WHERE o.room_id = :room LIMIT
 """)
 
 
-def _in_rooms(table: str) -> str:
-    return _IN_ROOMS.format(table=table, read=MAX_ROWS_READ, most=MAX_ROWS_COUNTED)
+def _in_rooms(table: str, seen: str = "") -> str:
+    return _IN_ROOMS.format(table=table, read=MAX_ROWS_READ, most=MAX_ROWS_COUNTED, seen=seen)
+
+
+_IS_SEEN: Final = " AND NOT (r.of_others AND o.attempt = 0 AND o.due_at > now())"
 
 
 _ORGANISATION_QUEUES: Final = text(f"""
-    {_MINE}
+    {_MINE_THAT_GO_ON}
     SELECT kind & 1, count(*), count(*) FILTER (WHERE abandoned > 1), count(*) FILTER (WHERE due_at > now()),
         count(*) FILTER (WHERE claimed_until > now() AND kind NOT IN (2, 3)),
         coalesce(extract(epoch FROM now() - min(due_at) FILTER (WHERE due_at <= now())), 0)::float8
-    FROM (SELECT o.kind, o.abandoned, o.due_at, o.claimed_until FROM {_in_rooms("outbox")} LIMIT {MAX_ROWS_COUNTED}) o GROUP BY 1
+    FROM (SELECT o.kind, o.abandoned, o.due_at, o.claimed_until FROM {_in_rooms("outbox", _IS_SEEN)} LIMIT {MAX_ROWS_COUNTED}) o GROUP BY 1
 """)  # noqa: S608 - constants of this package
 _BY_REASON: Final = """
     {mine}
@@ -97,7 +108,9 @@ _BY_REASON: Final = """
         SELECT h.reason FROM {table} h WHERE h.subscription_id = s.id AND -h.room_id = -s.room_id LIMIT {most}
     ) o LIMIT {most}) o GROUP BY 1
 """
-_ORGANISATION_HELD: Final = text(_BY_REASON.format(mine=_MINE, table="held", most=MAX_ROWS_COUNTED))
+_ORGANISATION_HELD: Final = text(
+    _BY_REASON.format(mine=_MINE_THAT_GO_ON, table="held", most=MAX_ROWS_COUNTED)
+)
 _ORGANISATION_SIDELINED: Final = text(
     _BY_REASON.format(mine=_MINE, table="sidelined", most=MAX_ROWS_COUNTED)
 )
@@ -231,14 +244,15 @@ class SubscriptionCounts:
 
 
 async def count_deliveries(
-    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, *, own: bool
 ) -> SubscriptionCounts:
-    """Return the counts of one subscription."""
+    """Return the counts of one subscription; `own`: as far as its subscriber may know of them."""
     row = await connection.execute(
         _COUNT,
         {
             "room": room,
             "subscription": subscription,
+            "own": own,
             "most": MAX_COUNTED,
             "read": MAX_ROWS_READ,
         },

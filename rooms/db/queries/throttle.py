@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.operational.outbox import add_event
 from rooms.db.pg_arrays import literal_array
+from rooms.db.queries.kept_back import IS_HELD_BACK
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.domain.operational_event import OperationalEvent
@@ -30,7 +31,7 @@ SELECT {_SETTINGS}, coalesce(s.ordered, r.ordered) AS ordered, l.circuit_open, l
         AND o.attempt = l.probe_attempt) AS probing,
     (SELECT coalesce(jsonb_object_agg(h.reason, h.n), '{{}}') FROM (
         SELECT reason, count(*) AS n FROM (
-            SELECT reason FROM held WHERE -room_id = -s.room_id AND subscription_id = s.id LIMIT {MAX_COUNTED}
+            SELECT reason FROM held WHERE -room_id = -s.room_id AND subscription_id = s.id AND NOT {IS_HELD_BACK} LIMIT {MAX_COUNTED}
         ) h GROUP BY reason
     ) h) AS held
 FROM subscriptions s JOIN rooms r ON r.id = s.room_id LEFT JOIN lanes l ON l.room_id = s.room_id AND l.id = s.id

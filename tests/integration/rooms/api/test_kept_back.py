@@ -1,0 +1,143 @@
+"""Test that what a filter finds is hidden from its subscriber until it may have the payload.
+
+Oracle: a subscription whose filter matches and one whose filter does not show the same.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import (
+    Member,
+    accepted,
+    act,
+    approve,
+    member,
+    shared_room,
+    subscribe,
+)
+
+MATCHES, OTHER = "payload.rate < 5", "payload.rate > 5"
+Shown = dict[str, Any]
+
+
+class World:
+    """Two equal subscriptions of another organisation, but for their filters."""
+
+    def __init__(self, api: Api, owner: Member, subscriber: Member, room: int) -> None:
+        self.api, self.owner, self.subscriber, self.room = api, owner, subscriber, room
+        self.matching = self.other = ""
+
+    async def publish(self, **fields: Any) -> str:
+        return await accepted(self.api, self.owner.key, self.room, payload={"rate": 1}, **fields)
+
+    async def get(self, path: str, who: Member | None = None) -> tuple[int, Any]:
+        answer = await self.api.call("GET", path, (who or self.subscriber).key)
+        return answer.status_code, answer.json()
+
+    async def shown(self, subscription: str, message: str, who: Member | None = None) -> Shown:
+        """Return what routes show of a subscription and of a message, without what always differs."""
+        base = f"/subscriptions/{subscription}"
+        status, found = await self.get(f"{base}/deliveries", who)
+        shown: Shown = {"deliveries": [(one["message_id"], one["state"]) for one in found["items"]]}
+        listed = f"/rooms/{self.room}/messages?subscription_id={subscription}"
+        shown["messages"] = [one["id"] for one in (await self.get(listed, who))[1]["items"]]
+        for part in ("queue", "counts", "lane"):
+            status, found = await self.get(f"{base}/{part}", who)
+            if status == 200:
+                kept = {"items", "waiting", "held", "next_cursor"}
+                shown[part] = {name: one for name, one in found.items() if name in kept}
+        return shown
+
+
+@pytest.fixture(params=["PULL", "PUSH"])
+async def world(api: Api, request: pytest.FixtureRequest) -> World:
+    owner, subscriber = await member(api, "owner"), await member(api, "other")
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    found = World(api, owner, subscriber, room)
+    fields = {"push_url": "https://hooks.example.com/in"} if request.param == "PUSH" else {}
+    ids = []
+    for name, expression in (("matching", MATCHES), ("other", OTHER)):
+        made = await subscribe(api, subscriber, room, name, filter=expression, **fields)
+        await approve(api, owner, made["id"])
+        ids.append(made["id"])
+    found.matching, found.other = ids
+    return found
+
+
+async def hold(world: World) -> None:
+    """Hold what waits for the suspended subscription, as a worker does."""
+    await world.api.sql(
+        "WITH o AS (DELETE FROM outbox WHERE subscription_id = %s AND kind IN (0, 2) RETURNING *), d AS ("
+        "UPDATE deliveries t SET state = 'held', reason = 'suspended' FROM o WHERE t.id = o.id)"
+        " INSERT INTO held (room_id, id, subscription_id, reason, priority, delay_ms)"
+        " SELECT room_id, id, subscription_id, 'suspended', priority, 0 FROM o",
+        world.matching,
+    )
+
+
+async def assert_hidden(world: World, message: str) -> None:
+    shown = await world.shown(world.matching, message)
+    assert shown == await world.shown(world.other, message)
+    assert (shown["deliveries"], shown["messages"]) == ([], [])
+    paths = ("", "/deliveries", "/receipt", "/journey")
+    for path in (f"/messages/{message}{end}" for end in paths):
+        assert (await world.get(path))[0] == 404, path
+    ((delivery,),) = await world.api.sql(
+        "SELECT id::text FROM deliveries WHERE message_id = %s", message
+    )
+    assert (await world.get(f"/deliveries/{delivery}"))[0] == 404
+    resent = await world.api.call("POST", f"/deliveries/{delivery}/redeliver", world.subscriber.key)
+    assert resent.status_code == 404
+    found = (await world.get(f"/search?q={message}"))[1]
+    assert message not in str(found)
+
+
+async def test_what_is_not_due_is_hidden_until_it_is(world: World) -> None:
+    message = await world.publish(delay_ms=3_600_000)
+    await assert_hidden(world, message)
+    owners = await world.get(f"/messages/{message}", world.owner)
+    assert owners[1]["fanout"] == 1
+    for table in ("messages", "deliveries", "outbox"):
+        await world.api.sql(f"UPDATE {table} SET due_at = now() - interval '1 s'")
+    shown = await world.shown(world.matching, message)
+    assert [one for one, _ in shown["deliveries"]] == shown["messages"] == [message]
+
+
+async def test_what_is_withdrawn_before_it_is_due_stays_hidden(world: World) -> None:
+    message = await world.publish(delay_ms=3_600_000)
+    answer = await world.api.call("DELETE", f"/messages/{message}", world.owner.key)
+    assert answer.status_code == 200, answer.text
+    await assert_hidden(world, message)
+
+
+async def test_what_a_suspension_holds_is_hidden_until_its_end(world: World) -> None:
+    before = await world.publish()
+    for subscription in (world.matching, world.other):
+        await act(world.api, world.owner, subscription, "suspend")
+    shown = await world.shown(world.matching, before)
+    assert shown["messages"] == [before], "it knew of this one"
+    message = await world.publish()
+    await hold(world)
+    shown = await world.shown(world.matching, message)
+    other = await world.shown(world.other, message)
+    assert shown.pop("deliveries")[0][0] == before
+    assert (shown.pop("messages"), other.pop("messages")) == ([before], [])
+    assert other.pop("deliveries") == []
+    assert shown == other
+    assert (await world.get(f"/messages/{message}"))[0] == 404
+    await act(world.api, world.owner, world.matching, "reinstate")
+    shown = await world.shown(world.matching, message)
+    assert shown["messages"] == [message, before]
+
+
+async def test_a_termination_shows_nothing_of_what_was_held(world: World) -> None:
+    for subscription in (world.matching, world.other):
+        await act(world.api, world.owner, subscription, "suspend")
+    message = await world.publish()
+    await act(world.api, world.subscriber, world.matching, "terminate")
+    await world.api.sql(
+        "UPDATE deliveries SET state = 'cancelled', reason = 'subscription_terminated'"
+    )
+    assert (await world.get(f"/messages/{message}"))[0] == 404
