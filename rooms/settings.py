@@ -193,8 +193,7 @@ class Settings:
     """Requests per second for each API key; 0 means no limit."""
     guest_changes_per_s: int
     """Changes per second that an organisation may make to its subscriptions in a room of another
-    one, in each API process; 429 above. Subscriptions that wait for approval do not count. 0 means
-    no limit.
+    one, in each API process; 429 above. Those that wait for approval count, too. 0 means no limit.
     """
     loop_stall_ms: int
     """Milliseconds after which a stalled event loop is logged with its stack and counted in

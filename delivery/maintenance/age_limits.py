@@ -1,4 +1,7 @@
-"""Delete journal entries and usage older than a number of days, as tasks that run every hour."""
+"""Delete what is older than a number of days, as tasks that run every hour.
+
+They are journal entries, usage, and requests to subscribe that ended without approval.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import FunctionTask, ShouldContinue
 from delivery.maintenance.task_context import TaskContext
+from rooms.db.catalog.subscription_requests import delete_ended
 from rooms.db.connection import autocommit, transaction
 from rooms.db.journal import delete_before, list_chains
 from rooms.db.usage.count import DELETE_BATCH as USAGE_BATCH
@@ -134,4 +138,38 @@ def usage_retention_specs(days: int) -> Sequence[TaskSpec]:
     """Return the hourly task; none if everything is kept (0 days)."""
     return age_limit_specs(
         delete_old_usage, partition=USAGE_PARTITION, name="usage retention", days=days
+    )
+
+
+REQUESTS_PARTITION: Final = "upkeep/requests"
+REQUESTS_DAYS: Final = 30
+"""Days for which subscriptions that ended without approval stay on record."""
+REQUESTS_BATCH: Final = 500
+
+
+async def delete_old_requests(
+    engine: AsyncEngine, now: datetime, days: int, should_continue: ShouldContinue
+) -> None:
+    """Delete subscriptions that ended without approval more than `days` ago, with their history.
+
+    `now`: this process's clock; see `age_limit`.
+
+    StorageUnavailableError, StorageRefusedError.
+    """
+    if not should_continue():
+        return
+    before = await age_limit(engine, now, days)
+    deleted = REQUESTS_BATCH
+    while deleted == REQUESTS_BATCH and should_continue():
+        async with transaction(engine) as connection:
+            deleted = await delete_ended(connection, before, limit=REQUESTS_BATCH)
+
+
+def request_retention_specs() -> Sequence[TaskSpec]:
+    """Return the hourly task."""
+    return age_limit_specs(
+        delete_old_requests,
+        partition=REQUESTS_PARTITION,
+        name="retention of ended requests to subscribe",
+        days=REQUESTS_DAYS,
     )

@@ -51,7 +51,8 @@ class GuestChangeLimiter:
     """Allow an organisation `per_s` changes a second in each room of others; 0: unlimited.
 
     Publishers load a room's routing again after each change, which takes time with its number of
-    subscriptions: one subscriber must not keep them at it.
+    subscriptions: one subscriber must not keep them at it. Routing does not read what waits for
+    approval, but each change of that is rows in the room of another one, too.
     """
 
     def __init__(self, per_s: int, monotonic: Callable[[], float]) -> None:

@@ -21,6 +21,7 @@ from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import subscriptions as subscription_records
+from rooms.db.catalog.subscription_requests import mark_ended
 from rooms.db.connection import transaction
 from rooms.db.jobs import jobs as records
 from rooms.domain.ids import MAX_ROOM, JobId, RoomId
@@ -131,8 +132,10 @@ async def delete_subscription_job(
 ) -> records.JobRecord:
     """Create the job that cancels the unfinished deliveries of a deleted subscription.
 
-    The room must have been touched in the same transaction.
+    The room must have been touched in the same transaction. One that was never approved has no
+    deliveries, so its job is done.
     """
+    never_approved = await mark_ended(connection, subscription)
     await subscription_records.set_status(
         connection, subscription, SubscriptionStatus.DELETED, None
     )
@@ -147,6 +150,7 @@ async def delete_subscription_job(
             "subscription_id": subscription.id,
             "name": subscription.name,
         },
+        is_done=never_approved,
     )
 
 

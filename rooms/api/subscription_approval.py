@@ -24,7 +24,7 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import SubscriptionResponse
 from rooms.api.subscription_creation import replay_history
-from rooms.api.subscription_locks import lock_subscription, touch_room_as
+from rooms.api.subscription_locks import change_room_as, lock_subscription
 from rooms.api.subscriptions import (
     describe_subscription,
     parse_subscription,
@@ -180,7 +180,8 @@ async def reject_subscription(
 ) -> SubscriptionResponse:
     """Reject a pending subscription for good, or drop the proposal of an approved one.
 
-    For the room's owner. 409: nothing waits for approval.
+    A rejected one is deleted with its history after 30 days. For the room's owner. 409: nothing
+    waits for approval.
     """
     reason = None if data is None else data.reason
     async with change.transaction() as connection:
@@ -328,7 +329,8 @@ async def terminate_subscription(
 ) -> SubscriptionResponse:
     """End a subscription for good; a job cancels what is unfinished, and its history stays.
 
-    For the room's owner and the subscriber. 409: it has ended, or it belongs to the room.
+    One that was never approved is deleted with its history after 30 days. For the room's owner and
+    the subscriber. 409: it has ended, or it belongs to the room.
     """
     reason = None if data is None else data.reason
     identity = parse_subscription(subscription_id)
@@ -337,8 +339,7 @@ async def terminate_subscription(
         await lock_shared_room(connection, found.room_id)
         now = await records.find_visible_subscription(connection, principal, identity)
         is_routed = now.status is not SubscriptionStatus.PENDING
-        if is_routed:
-            await touch_room_as(services, connection, principal, found.room_id)
+        await change_room_as(services, connection, principal, found.room_id, now.status)
         if now.belongs_to_room:
             raise ConflictError("it belongs to its room: clear the room's operational_url instead")
         _check_not_ended(now)
@@ -352,14 +353,15 @@ async def terminate_subscription(
             reason=reason,
             columns={"proposal": None},
         )
-        await create_job(
-            connection,
-            now.organisation_id,
-            JobKind.TERMINATE_SUBSCRIPTION,
-            new_id=services.ids.generate_global(services.clock.now_ms()),
-            room=now.room_id,
-            arguments={"room_id": now.room_id, "subscription_id": now.id, "name": now.name},
-        )
+        if is_routed:  # else it has no deliveries
+            await create_job(
+                connection,
+                now.organisation_id,
+                JobKind.TERMINATE_SUBSCRIPTION,
+                new_id=services.ids.generate_global(services.clock.now_ms()),
+                room=now.room_id,
+                arguments={"room_id": now.room_id, "subscription_id": now.id, "name": now.name},
+            )
     if not is_routed:
         return await describe_subscription(services, terminated, principal)
     return await _answer(services, principal, terminated)

@@ -40,6 +40,7 @@ from rooms.db.catalog.access import RoomAccess
 from rooms.db.catalog.entitlements import entitlements
 from rooms.db.catalog.organisations import Member
 from rooms.db.catalog.rooms import room_not_found
+from rooms.db.catalog.subscription_requests import count_requests
 from rooms.db.catalog.subscription_states import Actor, record_created, suspensions_of
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import create_job
@@ -57,6 +58,8 @@ _log = logging.getLogger(__name__)
 
 MAX_PENDING: Final = 100
 """The most subscriptions of an organisation that may wait for the approval of a room's owner."""
+MAX_ENDED_REQUESTS: Final = 1000
+"""The most that ended without approval, of an organisation in a room, until they are deleted."""
 MAX_BATCH: Final = 50
 """The most subscriptions that one transaction creates: so long a room is locked."""
 
@@ -151,14 +154,14 @@ async def _create_together(
         for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
         left = await subscriptions_left(connection, creations[0].principal, group.room)
-        free = MAX_PENDING
+        free = len(creations)
         if status is SubscriptionStatus.PENDING:
-            free -= await records.count_pending(connection, group.room, subscriber)
+            free = await _requests_left(connection, group)
         sole: set[tuple[str | None, str]] = set()
         for creation in creations:
             try:
                 await _check_only_one(connection, creation, group.room, sole)
-                if status is SubscriptionStatus.PENDING and len(rows) >= free:
+                if len(rows) >= free:
                     raise ConflictError(
                         f"{MAX_PENDING} subscriptions of your organisation wait for the room's "
                         "owner; delete some, or ask for their approval"
@@ -188,6 +191,20 @@ async def _create_together(
     if created:
         _on_committed(services, group.room, list(created), status)
     return [results[creation] for creation in creations]
+
+
+async def _requests_left(connection: AsyncConnection, group: _Group) -> int:
+    """Return how many more subscriptions of an organisation may wait.
+
+    ConflictError: too many ended lately without approval.
+    """
+    requests = await count_requests(connection, group.room, group.subscriber)
+    if requests.ended >= MAX_ENDED_REQUESTS:
+        raise ConflictError(
+            f"{MAX_ENDED_REQUESTS} subscriptions of your organisation to this room ended without "
+            "approval, and each is on record for 30 days; ask the room's owner for a grant"
+        )
+    return MAX_PENDING - requests.pending
 
 
 def _on_committed(

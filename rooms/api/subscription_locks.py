@@ -31,20 +31,30 @@ async def lock_room(
     )
     await room_records.lock_shared_room(connection, room)
     access = await find_access(connection, principal, room)
-    if access.join()[0] is not SubscriptionStatus.PENDING:
-        await touch_room_as(services, connection, principal, room)
+    await change_room_as(services, connection, principal, room, access.join()[0])
     return access, members
 
 
-async def touch_room_as(
-    services: ApiServices, connection: AsyncConnection, principal: Principal, room: RoomId
+async def change_room_as(
+    services: ApiServices,
+    connection: AsyncConnection,
+    principal: Principal,
+    room: RoomId,
+    status: SubscriptionStatus,
 ) -> None:
-    """Touch a room for a change of what is the principal's own there.
+    """Count a change of what is the principal's own in a locked room, and touch the room for it.
 
-    RateLimitedError: its organisation has changed too much in this room of another one.
+    `status`: of the subscription before the change. Routing does not read a pending one, so the
+    room is not touched for it: publishers must not load a room again because a stranger asks.
+    RateLimitedError: the organisation has changed too much in this room of another one.
     """
-    touched = await room_records.touch_shared_room(connection, room)
-    services.guest_changes.acquire(principal.organisation_id, touched)
+    if status is SubscriptionStatus.PENDING:
+        found = await room_records.find_any_room(connection, room)
+        if found is None:
+            raise room_records.room_not_found(room)
+    else:
+        found = await room_records.touch_shared_room(connection, room)
+    services.guest_changes.acquire(principal.organisation_id, found)
 
 
 async def lock_subscription(
@@ -57,15 +67,14 @@ async def lock_subscription(
 ) -> Subscription:
     """Return the principal's own subscription with its room locked.
 
-    It is read again under the lock, as it may have changed before. The room is touched, unless
-    nothing is changed that routing reads: another organisation asks for a subscription as often as
-    it likes, and publishers must not load the room again each time. RateLimitedError.
+    It is read again under the lock, as it may have changed before. `is_changed`: see
+    `change_room_as`. RateLimitedError.
     """
     found = await records.find_subscription(connection, principal, identity)
     await room_records.lock_shared_room(connection, found.room_id)
     found = await records.find_subscription(connection, principal, identity)
-    if is_changed and found.status is not SubscriptionStatus.PENDING:
-        await touch_room_as(services, connection, principal, found.room_id)
+    if is_changed:
+        await change_room_as(services, connection, principal, found.room_id, found.status)
     return found
 
 

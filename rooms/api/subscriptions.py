@@ -49,6 +49,7 @@ from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import Patterns, RoomAccess, find_access
 from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.subscription_requests import forget_changes
 from rooms.db.catalog.subscription_states import SubscriptionAction
 from rooms.db.connection import transaction
 from rooms.db.jobs.granted_subscriptions import (
@@ -368,6 +369,8 @@ async def _change(
     columns = seal_header_columns(services.cipher, now.id, columns)
     changed = await records.update_subscription(connection, now, columns)
     await states.record(connection, changed, actor, action)
+    if changed.status is SubscriptionStatus.PENDING:
+        await forget_changes(connection, changed)
     return changed
 
 

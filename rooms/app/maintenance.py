@@ -8,7 +8,11 @@ from contextlib import AsyncExitStack
 
 from delivery.handlers.tasks import QueueTasks
 from delivery.leadership import open_election
-from delivery.maintenance.age_limits import journal_retention_specs, usage_retention_specs
+from delivery.maintenance.age_limits import (
+    journal_retention_specs,
+    request_retention_specs,
+    usage_retention_specs,
+)
 from delivery.maintenance.retention import (
     RetentionPreview,
     RetentionRules,
@@ -96,6 +100,7 @@ async def serve_maintenance(
                     *retention_tasks(settings, database_url, destination, clock, metrics),
                     *journal_retention_specs(settings.journal_retention_days),
                     *usage_retention_specs(settings.usage_retention_days),
+                    *request_retention_specs(),
                 ),
             )
 

@@ -127,8 +127,8 @@ class SubscriptionStatus(StrEnum):
 
     `pending`: it waits for the approval of its room's owner, and gets nothing. The subscriber
     paused it, or a 410 or long failure of the endpoint disabled it, or the owner suspended it: then
-    deliveries are held. Rejected and terminated ones stay on record; `deleted` lasts until its rows
-    are gone.
+    deliveries are held. Rejected and terminated ones stay on record, for 30 days if they were never
+    approved; `deleted` lasts until its rows are gone.
     """
 
     PENDING = "pending"

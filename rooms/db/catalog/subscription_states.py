@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.db.catalog.organisations import Member
+from rooms.db.catalog.subscription_requests import mark_ended
 from rooms.db.catalog.subscriptions import (
     interests_to_json,
     subscription_from_row,
@@ -244,6 +245,8 @@ async def apply(
         "suspended_by": sorted(standing.suspended_by),
         **(columns or {}),
     }
+    if standing.status in ENDED_STATUSES:
+        await mark_ended(connection, subscription)
     if standing.status is not subscription.status:
         changes |= {"status_reason": reason, "status_since": func.now()}
     changed = await update_subscription(connection, subscription, changes)

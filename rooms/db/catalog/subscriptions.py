@@ -164,18 +164,6 @@ async def find_visible_subscription(
     )
 
 
-async def count_pending(
-    connection: AsyncConnection, room: RoomId, subscriber: OrganisationId
-) -> int:
-    """Count an organisation's subscriptions that wait for the approval of a room's owner."""
-    statement = select(func.count()).where(
-        subscriptions.c.room_id == room,
-        subscriptions.c.organisation_id == subscriber,
-        subscriptions.c.status == SubscriptionStatus.PENDING.value,
-    )
-    return await connection.scalar(statement) or 0
-
-
 def _selected(
     *,
     name: str | None,

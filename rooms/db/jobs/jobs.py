@@ -120,8 +120,10 @@ async def create_job(
     new_id: str,
     room: RoomId | None,
     arguments: Mapping[str, Any],
+    is_done: bool = False,
 ) -> JobRecord:
-    """Add a job to the queue."""
+    """Add a job to the queue; `is_done`: one without work, for those who wait for it."""
+    done = {"state": JobState.DONE.value, "finished_at": func.now()} if is_done else {}
     statement = (
         insert(jobs)
         .values(
@@ -130,6 +132,7 @@ async def create_job(
             room_id=room,
             kind=kind.value,
             arguments=dict(arguments),
+            **done,
         )
         .returning(jobs)
     )

@@ -160,6 +160,7 @@ subscriptions: Final = Table(
     flag_column("event_item"),
     flag_column("ack_by_next_pull"),
     Column("former_types", ARRAY(Text), nullable=False, server_default="{}"),
+    flag_column("never_approved"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 
