@@ -1,6 +1,6 @@
 """Serve quotas: of organisations, set by the platform, and of rooms, set by their owners.
 
-The quota `subscriptions` is checked here, too, where a subscription is created.
+The quota `subscriptions` is checked here, too, where a subscription is created or approved.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,15 @@ PayloadBytes = Annotated[int, Meta(ge=1, le=_MAX, description="Bytes of one payl
 Stored = Annotated[
     int, Meta(ge=0, le=_MAX_STORED, description="Messages that are kept, finished ones, too.")
 ]
-Subscriptions = Annotated[int, Meta(ge=0, le=1_000_000, description="Subscriptions, all states.")]
+Subscriptions = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=1_000_000,
+        description="Subscriptions that have not ended; of a room, also not those that wait for "
+        "its owner's approval.",
+    ),
+]
 Expiration = Annotated[
     int, Meta(ge=1000, le=_MAX_EXPIRATION_MS, description="Longest lifetime of a message.")
 ]
@@ -253,16 +261,30 @@ def _check(left: int | None, created: int, whose: str) -> None:
 
 
 async def subscriptions_left(
-    connection: AsyncConnection, principal: Principal, room: RoomId
+    connection: AsyncConnection, principal: Principal, room: RoomId, *, pending: bool = False
 ) -> SubscriptionsLeft:
-    """Return what the quotas leave to a principal in a room that the transaction has locked."""
-    in_room = (await records.find_quotas(connection, room=room)).subscriptions
+    """Return what the quotas leave to a principal in a room that the transaction has locked.
+
+    `pending`: to subscriptions that wait for approval, which take their place in the room then.
+    """
+    in_room = None if pending else await _left_in_room(connection, room)
     own = None if principal.quotas is None else principal.quotas.subscriptions
-    if in_room is not None:
-        in_room -= await records.count_subscriptions(connection, room=room)
     if own is not None:
         own -= await records.count_subscriptions(connection, organisation=principal.organisation_id)
     return SubscriptionsLeft(in_room=in_room, of_organisation=own)
+
+
+async def check_approval(connection: AsyncConnection, room: RoomId) -> None:
+    """Raise QuotaConflictError where a locked room has no place for one that is approved."""
+    _check(await _left_in_room(connection, room), 0, "this room")
+
+
+async def _left_in_room(connection: AsyncConnection, room: RoomId) -> int | None:
+    """Return how many more subscriptions a room's quota allows; None: any number."""
+    limit = (await records.find_quotas(connection, room=room)).subscriptions
+    if limit is None:
+        return None
+    return limit - await records.count_subscriptions(connection, room=room)
 
 
 ROUTES: Final = [

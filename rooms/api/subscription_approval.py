@@ -22,6 +22,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
+from rooms.api.quotas import check_approval
 from rooms.api.subscription_bodies import SubscriptionResponse
 from rooms.api.subscription_creation import replay_history
 from rooms.api.subscription_locks import change_room_as, lock_subscription
@@ -122,7 +123,8 @@ async def approve_subscription(
 
     With `backfill` or `start_at` a job then delivers what was published before.
 
-    409: it changed since `version` was shown, so look again; or nothing waits for approval.
+    409: it changed since `version` was shown, so look again; or nothing waits for approval, or the
+    room has as many subscriptions as its quota allows.
     """
     async with change.transaction() as connection:
         now = await _lock_foreign(connection, principal, subscription_id)
@@ -133,6 +135,7 @@ async def approve_subscription(
         actor = Actor.of(principal)
         change.before = {"status": now.status, "proposal": now.proposal is not None}
         if now.status is SubscriptionStatus.PENDING:
+            await check_approval(connection, now.room_id)
             approved = await states.apply(
                 connection,
                 now,

@@ -153,10 +153,11 @@ async def _create_together(
         standing = Standing(status=status)
         for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
-        left = await subscriptions_left(connection, creations[0].principal, group.room)
-        free = len(creations)
-        if status is SubscriptionStatus.PENDING:
-            free = await _requests_left(connection, group)
+        is_pending = status is SubscriptionStatus.PENDING
+        left = await subscriptions_left(
+            connection, creations[0].principal, group.room, pending=is_pending
+        )
+        free = await _requests_left(connection, group) if is_pending else len(creations)
         sole: set[tuple[str | None, str]] = set()
         for creation in creations:
             try:

@@ -18,7 +18,7 @@ from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.quota import ORGANISATION, Quotas, Subject, organisation_subject, room_subject
-from rooms.domain.state_machine import ENDED_STATUSES
+from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
 
 _MARGIN: Final = timedelta(seconds=10)
 """A row shows its time only when it is committed, which may be later."""
@@ -62,10 +62,11 @@ ON CONFLICT (subject, day) DO UPDATE SET messages = greatest(q.messages, exclude
     bytes = greatest(q.bytes, excluded.bytes), at = excluded.at
 """)  # noqa: S608 - constants of this package
 # Of an organisation or of a room, whichever is given. Two counts, each of which reads one index:
-# with OR, all subscriptions of the installation are read.
+# with OR, all subscriptions of the installation are read. Strangers must not use up a room's quota,
+# so what waits for its owner's approval counts there once it is approved.
 _SUBSCRIPTIONS_IN_USE: Final = f"""
 SELECT (SELECT count(*) FROM subscriptions WHERE organisation_id = CAST(:organisation AS uuid) AND status NOT IN ({_ENDED}))
-    + (SELECT count(*) FROM subscriptions WHERE room_id = :room AND status NOT IN ({_ENDED}))
+    + (SELECT count(*) FROM subscriptions WHERE room_id = :room AND status NOT IN ('{SubscriptionStatus.PENDING}', {_ENDED}))
 """  # noqa: S608 - constants of this package
 _USED: Final = text(f"""
 SELECT (SELECT json_build_array(messages, bytes) FROM quota_days WHERE subject = :subject AND day = {_DAY}) AS today,
@@ -241,6 +242,8 @@ async def count_subscriptions(
     room: RoomId | None = None,
 ) -> int:
     """Count the subscriptions of an organisation, or to a room, that have not ended.
+
+    To a room, those that wait for approval do not count.
 
     The transaction has locked the room. Of an organisation only one transaction at a time counts,
     until it ends.

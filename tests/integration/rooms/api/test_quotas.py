@@ -10,9 +10,12 @@ from tests.integration.rooms.api.conftest import Api, room_body
 from tests.integration.rooms.api.members import (
     Member,
     accepted,
+    act,
+    approve,
     grant,
     member,
     publish,
+    read,
     shared_room,
     subscribe,
 )
@@ -175,3 +178,44 @@ async def test_the_lifetime_of_messages_is_limited(api: Api, owner: Member) -> N
         room,
     )
     assert rows == [(60,), (1,)]
+
+
+async def test_requests_of_strangers_use_up_no_quota_of_a_room(api: Api) -> None:
+    owner, partner, stranger = [await member(api, name) for name in ("owner", "partner", "other")]
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    await grant(api, owner, room, partner.id, "subscribe")
+    await limit_organisation(api, stranger, subscriptions=4)
+    limits = await limit_room(api, owner, room, subscriptions=3)
+    asked = [await subscribe(api, stranger, room, f"sub-{number}") for number in range(4)]
+    assert {one["status"] for one in asked} == {"pending"}
+    refused = await api.call(
+        "POST", f"/rooms/{room}/subscriptions", stranger.key, json={"name": "x", "type": "PULL"}
+    )
+    check_refused(refused, 409, "subscriptions")
+    assert "your organisation" in refused.json()["detail"]
+
+    async def used(path: str, key: str) -> int:
+        return int((await api.call("GET", path, key)).json()["used"]["subscriptions"])
+
+    assert limits["used"]["subscriptions"] == 0
+    assert await used(f"/rooms/{room}/quotas", owner.key) == 0
+    assert await used("/quotas", stranger.key) == 4
+    await subscribe(api, owner, room, "own")
+    await subscribe(api, partner, room, "granted")
+    url = {"operational_url": "https://hooks.example.com/in"}
+    answer = await api.call("PATCH", f"/rooms/{room}", owner.key, json=url)
+    assert answer.status_code == 200, answer.text
+    assert await used(f"/rooms/{room}/quotas", owner.key) == 3
+
+    # An approval takes a place of the room.
+    version = (await read(api, owner, asked[0]["id"]))["version"]
+    refused = await act(api, owner, asked[0]["id"], "approve", version=version)
+    check_refused(refused, 409, "subscriptions")
+    assert "this room" in refused.json()["detail"]
+    assert (await read(api, stranger, asked[0]["id"]))["status"] == "pending"
+    assert (await act(api, owner, asked[1]["id"], "reject")).status_code == 200
+    await limit_room(api, owner, room, subscriptions=4)
+    assert (await approve(api, owner, asked[0]["id"]))["status"] == "active"
+    version = (await read(api, owner, asked[2]["id"]))["version"]
+    refused = await act(api, owner, asked[2]["id"], "approve", version=version)
+    check_refused(refused, 409, "subscriptions")
