@@ -1,6 +1,6 @@
 """Serve `/v1/grants`, those of rooms, and `/v1/directory`: what owners allow others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -9,7 +9,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct, structs
 
 from rooms.api.auth import BELOW_ROOM, FOR_EVERY_KEY, Caller, ServicesDep, require_scopes
-from rooms.api.changes import ChangeDep
+from rooms.api.changes import Change, ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -23,6 +23,7 @@ from rooms.db.jobs.granted_subscriptions import reconcile_grants
 from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern
 from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.principal import Principal
 from rooms.domain.room import Subscription
 from rooms.domain.sharing import EVERY_ORGANISATION, Grant, GrantId, GrantKind, SubscriptionPolicy
 from rooms.domain.state_machine import Scope, SubscriptionType
@@ -125,11 +126,7 @@ async def create_grant(
     """
     room = parse_room(room_id)
     problems = list(time_problems({"starts_at": data.starts_at, "until": data.until}))
-    for index, pattern in enumerate(data.event_types or ()):
-        try:
-            check_pattern(pattern)
-        except ValueError as exc:
-            problems.append(FieldProblem(f"event_types[{index}]", str(exc)))
+    problems += _type_problems(data.event_types)
     starts_at = data.starts_at or services.clock.now()
     if data.until is not None and data.until <= starts_at:
         problems.append(FieldProblem("until", "is not after the grant's start"))
@@ -162,6 +159,62 @@ async def create_grant(
     return Response(
         _to_response(made, members), headers={"Location": f"/v1/rooms/{room}/grants/{made.id}"}
     )
+
+
+async def replace_publish_grant(
+    services: ApiServices,
+    principal: Principal,
+    change: Change,
+    room: RoomId,
+    *,
+    grant: str,
+    event_types: EventTypes | None,
+) -> GrantResponse:
+    """Replace the event types of a grant to publish, by one transaction; return the new grant.
+
+    The new one begins as the former ends, so the publisher is never without and never has both. A
+    grant that begins later, or has an end, keeps that. NotFoundError: it has ended, or is none to
+    publish. ConflictError: too many event types.
+    """
+    if problems := list(_type_problems(event_types)):
+        raise InvalidError(*problems)
+    async with change.transaction() as connection:
+        await touch_room(connection, principal, room)
+        former = await records.find_grant(connection, room, grant, GrantKind.PUBLISH)
+        change.before = _shown(former)
+        await records.revoke_grant(connection, room, former.id)
+        made = await records.create_grant(
+            connection,
+            room,
+            GrantId(services.ids.generate(room, services.clock.now_ms())),
+            organisation=former.organisation_id,
+            kind=former.kind,
+            event_types=event_types,
+            starts_at=former.starts_at if former.starts_at > services.clock.now() else None,
+            until=former.until,
+        )
+        changed = await reconcile_grants(connection, room, services.new_job_id)
+        whose = former.organisation_id
+        members = await find_members(connection, set() if whose is None else {whose})
+    notify_changed(services, room, changed)
+    return _to_response(made, members)
+
+
+def _type_problems(event_types: EventTypes | None) -> Iterator[FieldProblem]:
+    for index, pattern in enumerate(event_types or ()):
+        try:
+            check_pattern(pattern)
+        except ValueError as exc:
+            yield FieldProblem(f"event_types[{index}]", str(exc))
+
+
+def _shown(grant: Grant) -> dict[str, Any]:
+    """Return a grant as the journal has it."""
+    return {
+        "organisation_id": grant.organisation_id or EVERY_ORGANISATION,
+        "kind": grant.kind,
+        "event_types": grant.event_types,
+    }
 
 
 @get("/grants", opt=_READ, tags=_TAGS, summary="List grants of all own rooms")
@@ -263,11 +316,7 @@ async def revoke_grant(
     async with change.transaction() as connection:
         await touch_room(connection, principal, room)
         revoked = await records.revoke_grant(connection, room, parse_id(grant_id, "grant"))
-        change.before = {
-            "organisation_id": revoked.organisation_id or EVERY_ORGANISATION,
-            "kind": revoked.kind,
-            "event_types": revoked.event_types,
-        }
+        change.before = _shown(revoked)
         changed = await reconcile_grants(connection, room, services.new_job_id)
     notify_changed(services, room, changed)
 

@@ -180,6 +180,19 @@ async def list_own_grants(
     return [(row["name"], _grant(row)) for row in (await connection.execute(statement)).mappings()]
 
 
+async def find_grant(
+    connection: AsyncConnection, room: RoomId, identity: str, kind: GrantKind
+) -> Grant:
+    """Return a grant of this kind that has not ended. NotFoundError: the room has none such."""
+    statement = _grants(room).where(
+        grants.c.id == identity, grants.c.kind == kind.value, _NOT_ENDED
+    )
+    row = (await connection.execute(statement)).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no grant {identity}")
+    return _grant(row)
+
+
 async def revoke_grant(connection: AsyncConnection, room: RoomId, identity: str) -> Grant:
     """End a grant now. Repeating the call is harmless. NotFoundError: the room has none such."""
     row = await connection.execute(

@@ -15,13 +15,12 @@ from rooms.api.govstack.management.delegation import (
     delegate,
     list_route,
 )
-from rooms.api.govstack.operations import NOT_THERE, Reply, hiding, problem
+from rooms.api.govstack.operations import Reply, hiding, problem
 from rooms.api.params import IdPath, parse_id
-from rooms.db.catalog.grants import MAX_GRANTS, list_grants
+from rooms.db.catalog.grants import find_grant
 from rooms.db.catalog.rooms import find_room
 from rooms.db.connection import transaction
-from rooms.domain.sharing import EVERY_ORGANISATION, Grant, GrantKind
-from rooms.errors import NotFoundError
+from rooms.domain.sharing import GrantKind
 
 
 class AddPublisher(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -88,25 +87,19 @@ async def change_publisher(
 ) -> Response[grants.GrantResponse]:
     """Replace a grant to publish: the new one has another id. For the room's owner.
 
-    It begins before the other one ends, so that the publisher is never without. A grant that begins
+    It begins as the other one ends, so that the publisher is never without. A grant that begins
     later, or has an end, keeps that.
     """
     with hiding():
-        former = await _find_publisher(call, publisher_id)
-        begins_later = former.starts_at > call.services.clock.now()
-        made: Response[grants.GrantResponse] = await call.answer(
-            grants.create_grant,
-            data=grants.CreateGrant(
-                organisation_id=former.organisation_id or EVERY_ORGANISATION,
-                kind=GrantKind.PUBLISH,
-                event_types=data.event_types,
-                starts_at=former.starts_at if begins_later else None,
-                until=former.until,
-            ),
+        made = await grants.replace_publish_grant(
+            call.services,
+            call.principal,
+            call.change,
+            call.address.room_id,
+            grant=parse_id(publisher_id, "grant"),
+            event_types=data.event_types,
         )
-        call.change.after = None
-        await call.answer(grants.revoke_grant, grant_id=publisher_id)
-    return Response(made.content, status_code=200)
+    return Response(made, status_code=200)
 
 
 @delete(
@@ -117,28 +110,16 @@ async def change_publisher(
 async def remove_publisher(call: MemberCallDep, publisher_id: IdPath) -> None:
     """End a grant to publish now. For the room's owner."""
     with hiding():
-        await _find_publisher(call, publisher_id)
+        await _check_publisher(call, publisher_id)
     await call(grants.revoke_grant, grant_id=publisher_id)
 
 
-async def _find_publisher(call: MemberCall, publisher_id: str) -> Grant:
-    """Return a grant to publish that has not ended, in an own room. NotFoundError."""
+async def _check_publisher(call: MemberCall, publisher_id: str) -> None:
+    """Check that it is a grant to publish that has not ended, in an own room. NotFoundError."""
     identity = parse_id(publisher_id, "grant")
     async with transaction(call.services.engine) as connection:
-        await find_room(connection, call.principal, call.address.room_id)
-        found = await list_grants(
-            connection,
-            call.address.room_id,
-            kind=GrantKind.PUBLISH,
-            organisation=None,
-            ended=False,
-            before=None,
-            limit=MAX_GRANTS,
-        )
-    for one in found:
-        if one.id == identity:
-            return one
-    raise NotFoundError(NOT_THERE)
+        room = await find_room(connection, call.principal, call.address.room_id)
+        await find_grant(connection, room.id, identity, GrantKind.PUBLISH)
 
 
 ROUTES: Final = [

@@ -217,9 +217,50 @@ async def test_publishers(gov: GovStack) -> None:
     assert [row[0] for row in actions] == [
         "add_publisher",
         "change_publisher",
-        "change_publisher",
         "remove_publisher",
     ]
+
+
+async def test_a_full_grant_is_changed_at_once(gov: GovStack) -> None:
+    """Check that the former event types count for no bound, and the journal has what they were."""
+
+    def names(prefix: str) -> list[str]:
+        return [f"{prefix}.{number}" for number in range(600)]
+
+    body = {"organisation_id": STRANGER, "event_types": names("a")}
+    first = (await gov.send("POST", f"{AT}/publishers", json=body)).json()
+    await gov.api.sql(
+        "INSERT INTO grants (room_id, id, organisation_id, kind) SELECT %s, gen_random_uuid(),"
+        " organisation_id, 'publish' FROM rooms, generate_series(1, 1000 - (SELECT count(*)"
+        " FROM grants WHERE room_id = %s)) WHERE id = %s",
+        gov.room, gov.room, gov.room,
+    )  # fmt: skip
+    at = f"{AT}/publishers/{first['id']}"
+    answer = await gov.send("PUT", at, json={"event_types": names("b")})
+    assert answer.status_code == 200, answer.text
+    live = (
+        "SELECT id::text, starts_at FROM grants WHERE organisation_id = %s AND revoked_at IS NULL"
+    )
+    stranger = gov.organisations[STRANGER]
+    ((identity, begin),) = await gov.api.sql(live, stranger)
+    assert identity == answer.json()["id"]
+    ((revoked_at,),) = await gov.api.sql("SELECT revoked_at FROM grants WHERE id = %s", first["id"])
+    assert revoked_at == begin, "the publisher is never without"
+    ((before, after),) = await gov.api.sql(
+        "SELECT entry->'before', entry->'after' FROM (SELECT to_jsonb(j) AS entry FROM journal j"
+        " WHERE action = 'change_publisher') e"
+    )
+    assert before == {
+        "organisation_id": stranger,
+        "kind": "publish",
+        "event_types": names("a"),
+    }
+    assert after == {"event_types": names("b")}
+
+    malformed = await gov.send("PUT", f"{AT}/publishers/{identity}", json={"event_types": ["a b"]})
+    assert malformed.status_code == 400
+    ((still, _),) = await gov.api.sql(live, stranger)
+    assert still == identity
 
 
 @pytest.mark.parametrize(("begin_h", "end_h"), [(1, 2), (None, 2), (1, None)])
