@@ -93,8 +93,8 @@ async def create_portal_link(
 
     Only the subscriber makes links to a subscription: the room's owner may not see all of it, and
     gives no other organisation a view of it (404). The link and its sessions end with this key, and
-    with a session that makes it without `admin`; revoking the key voids the link. 403: the access
-    has a scope that this key lacks.
+    with a session that makes it without `admin`. The key's revocation voids the link, and so does
+    its rotation, after the overlap. 403: the access has a scope that this key lacks.
     """
     check_person_name(data.name)
     if (data.subscription_ids is None) is (data.organisation_id is None):
@@ -151,6 +151,7 @@ async def create_portal_link(
                 "application": principal.application,
                 "ends_at": expires_at,
                 "created_by": None if own is None else own.id,
+                "maker_hash": await records.find_presented(connection, principal),
                 "expires_at": expires_at,
                 "session_s": data.session_s,
             },

@@ -108,8 +108,8 @@ async def create_sign_in_link(
 ) -> Response[SignInLinkResponse]:
     """Create a link that signs one person in to the console, once, with these roles.
 
-    The link and its session end with this key; revoking the key voids the link. 403: a role has a
-    scope that this key lacks.
+    The link and its session end with this key. Its revocation voids the link, and so does its
+    rotation, after the overlap. 403: a role has a scope that this key lacks.
     """
     check_person_name(data.name)
     scopes = sorted(scopes_of(data.roles))
@@ -132,6 +132,7 @@ async def create_sign_in_link(
                 "application": principal.application,
                 "ends_at": ends_at,
                 "created_by": None if own is None else own.id,
+                "maker_hash": await records.find_presented(connection, principal),
                 "expires_at": expires_at,
                 "session_s": data.session_s,
             },

@@ -168,9 +168,10 @@ def create_sign_in_link(url: str, key: str, roles: Sequence[Role]) -> str:
     """
 
     async def work(connection: AsyncConnection) -> str:
+        maker_hash = keys.hash_key(key.encode())
         found = await connection.execute(
             select(api_keys.c.id, api_keys.c.organisation_id, api_keys.c.scopes).where(
-                api_keys.c.key_hash == keys.hash_key(key.encode())
+                api_keys.c.key_hash == maker_hash
             )
         )
         maker = found.one()
@@ -187,6 +188,7 @@ def create_sign_in_link(url: str, key: str, roles: Sequence[Role]) -> str:
                 "name": user_name(),
                 "scopes": scopes,
                 "created_by": maker.id,
+                "maker_hash": maker_hash,
                 "expires_at": datetime.now(UTC) + timedelta(seconds=sessions.DEFAULT_LINK_S),
                 "session_s": sessions.DEFAULT_SESSION_S,
             },

@@ -120,6 +120,7 @@ class Sessions:
                 restrictions=link.columns,
                 ends_at=link.session_end(self._services.clock.now()),
                 by=link.kind.value,
+                presented=link.maker_hash,
                 maker=link.maker,
                 within=connection,
             )
@@ -141,10 +142,10 @@ class Sessions:
     ) -> StartedSession:
         """Begin a session and write it into the journal.
 
-        `by`: how the person signed in. `parent`: the key that was presented, and the hash of its
-        text; the session has what this key may do. `maker`: the key that made the link. `within`:
-        the connection of a transaction that the caller commits; None: one of its own.
-        UnauthenticatedError: the key has just ended, or the maker may do less than the link.
+        `by`: how the person signed in. `parent`: the key that was presented; the session has what
+        this key may do. `maker`: the key that made the link. `presented`: the hash of the text of
+        either. `within`: the connection of a transaction that the caller commits; None: one of its
+        own. UnauthenticatedError: the key has just ended, or the maker may do less than the link.
         """
         services = self._services
         now = services.clock.now()

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import RowMapping, delete, insert, or_, select, update
+from sqlalchemy import RowMapping, and_, delete, false, insert, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
@@ -95,6 +95,8 @@ class SignInLink:
     """The end of the key that made it, and so of each session; None: it has none."""
     maker: KeyId | None
     """The key that made it, also by a session; None: it has none."""
+    maker_hash: bytes | None
+    """The hash of the text with which that key made it; None: the key has no text."""
 
     @property
     def columns(self) -> Mapping[str, Any]:
@@ -138,9 +140,10 @@ async def create_session(
 
     `parent`: the key that was presented, with the hash of its text (`presented`). The session gets
     what this key may do now instead of `columns`, and ends with it. `maker`: the key that made the
-    link; the session ends with it, too. UnauthenticatedError: the key was revoked, rotated or ended
-    since it was looked up, or the maker may do less than the link.
+    link, with the hash of the text that did; the session ends with it, too. UnauthenticatedError:
+    the key was revoked, rotated or ended since, or the maker may do less than the link.
     """
+    parent_hash = None
     if parent is not None or maker is not None:
         key = await _lock_parent(connection, organisation, parent or maker, presented)
         if parent is not None:
@@ -149,6 +152,7 @@ async def create_session(
             raise UnauthenticatedError("the key that made this link may do less now")
         ends = (ends_at, key["expires_at"], key["previous_until"])
         ends_at = min(end for end in ends if end is not None)
+        parent_hash = presented or key["key_hash"]
     row = await connection.execute(
         insert(api_keys)
         .values(
@@ -158,6 +162,7 @@ async def create_session(
             kind=KeyKind.SESSION.value,
             key_hash=hash_key(text.encode()),
             parent_id=parent or maker,
+            parent_hash=parent_hash,
             ends_at=ends_at,
             expires_at=min(ends_at, now + timedelta(seconds=idle_s)),
             **columns,
@@ -288,6 +293,19 @@ async def list_sessions(
     return [_session(row) for row in rows.mappings()]
 
 
+async def find_presented(connection: AsyncConnection, principal: Principal) -> bytes | None:
+    """Return the hash of the key's text by which a principal acts, also by a session of the key.
+
+    A link that it makes ends with this text. None: it acts by no text of a key.
+    """
+    if not principal.is_session:
+        return principal.text_hash
+    found: bytes | None = await connection.scalar(
+        select(api_keys.c.parent_hash).where(api_keys.c.id == principal.key_id)
+    )
+    return found
+
+
 async def create_link(
     connection: AsyncConnection,
     *,
@@ -320,11 +338,23 @@ async def use_link(connection: AsyncConnection, text: str, kind: LinkKind) -> Si
         )
         .exists()
     )
+    made_by = sign_in_links.c.maker_hash
+    is_in_overlap = and_(
+        api_keys.c.previous_key_hash.is_not_distinct_from(made_by),
+        func.coalesce(api_keys.c.previous_until > func.now(), false()),
+    )
+    was_rotated = and_(
+        made_by.is_not(None), api_keys.c.key_hash.is_distinct_from(made_by), not_(is_in_overlap)
+    )
     ended_maker = (
         select(api_keys.c.id)
         .where(
             api_keys.c.id == sign_in_links.c.created_by,
-            or_(api_keys.c.revoked_at.is_not(None), api_keys.c.expires_at <= func.now()),
+            or_(
+                api_keys.c.revoked_at.is_not(None),
+                api_keys.c.expires_at <= func.now(),
+                was_rotated,
+            ),
         )
         .exists()
     )
@@ -360,6 +390,7 @@ async def use_link(connection: AsyncConnection, text: str, kind: LinkKind) -> Si
         session_s=found["session_s"],
         ends_at=found["ends_at"],
         maker=None if found["created_by"] is None else KeyId(found["created_by"]),
+        maker_hash=found["maker_hash"],
     )
 
 

@@ -93,6 +93,7 @@ async def follow(api: Api, link: dict[str, Any]) -> tuple[Session, str] | None:
             idle_s=IDLE_S,
             ends_at=found.session_end(now),
             now=now,
+            presented=found.maker_hash,
             maker=found.maker,
         )
     return session, text
