@@ -11,6 +11,7 @@ time and bytes, redirects are not followed, and what is found is kept for a whil
 """
 
 import asyncio
+import hashlib
 import secrets
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,8 @@ MAX_GROUPS: Final = 2000
 MIN_RSA_BITS: Final = 2048
 _MAX_KEYS: Final = 100
 _MAX_NAME: Final = 128
+_MARK: Final = 12
+"""Hexadecimal characters of a subject's hash in names that are not unique: 48 bits."""
 _HTTP_OK: Final = 200
 _HTTP_CLIENT_ERROR: Final = range(400, 500)
 
@@ -319,15 +322,8 @@ class OidcClient:
         return found
 
     def _identity(self, claims: Mapping[str, Any]) -> Identity:
-        subject = _shown(str(claims["sub"]))
-        is_verified = claims.get("email_verified", True) in (True, "true")
-        names = (
-            claims.get("email") if is_verified else None,
-            claims.get("preferred_username"),
-            subject,
-        )
-        name = next((one for one in names if isinstance(one, str) and one.strip()), None)
-        if name is None:
+        subject = str(claims["sub"])
+        if not subject.strip():
             raise OidcError("the provider's ID token names no person")
         groups = _find_claim(claims, self._configuration.groups_claim)
         listed = [groups] if isinstance(groups, str) else groups
@@ -336,7 +332,7 @@ class OidcClient:
         if len(listed) > MAX_GROUPS:
             raise OidcError(f"the provider names more than {MAX_GROUPS} groups of yours")
         found = frozenset(one for one in listed if isinstance(one, str))
-        return Identity(subject=subject, name=_shown(name), groups=found)
+        return Identity(subject=_shown(subject), name=_name_of(claims, subject), groups=found)
 
     async def _send(self, request: httpx.Request) -> tuple[int, bytes]:
         """Return status and body of an answer. ProviderAwayError."""
@@ -392,6 +388,28 @@ def _signing_keys(found: list[dict[str, Any]]) -> list[Key]:
 
 
 _PUBLIC_MEMBERS: Final = frozenset({"kty", "kid", "alg", "use", "n", "e", "crv", "x", "y"})
+
+
+def _name_of(claims: Mapping[str, Any], subject: str) -> str:
+    """Return the name of a person in journal and lists, which no other person has.
+
+    People may edit their user name, and an e-mail address that the provider has not verified: so
+    only a verified address stands for itself. A user name gets a part of the subject's hash, and so
+    does what is too long.
+    """
+    email, user_name = claims.get("email"), claims.get("preferred_username")
+    verified = claims.get("email_verified")
+    if (verified is True or verified == "true") and isinstance(email, str) and email.strip():
+        text, is_unique = email, True
+    elif isinstance(user_name, str) and user_name.strip():
+        text, is_unique = user_name, False
+    else:
+        text, is_unique = subject, True
+    shown = terminal_safe(text.strip())
+    if is_unique and len(shown) <= _MAX_NAME:
+        return shown
+    mark = f" ({hashlib.sha256(subject.encode()).hexdigest()[:_MARK]})"
+    return shown[: _MAX_NAME - len(mark)] + mark
 
 
 def _find_claim(claims: Mapping[str, Any], name: str) -> Any:

@@ -68,6 +68,7 @@ class ScriptedProvider:
             "nonce": self.asked.get("nonce"),
             "at_hash": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
             "email": "ada@example.com",
+            "email_verified": True,
             "groups": ["ops"],
             **self.claims,
         }

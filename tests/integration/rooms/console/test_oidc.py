@@ -1,6 +1,7 @@
 """Test the client of OpenID Connect against providers that are right, wrong, slow and hostile."""
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -93,13 +94,39 @@ async def test_a_person_signs_in(provider: ScriptedProvider) -> None:
     assert provider.asked["code_challenge"] != asked["code_challenge"]
 
 
+async def test_no_two_people_have_one_name(provider: ScriptedProvider) -> None:
+    """Check that no person gets the name of another one by what people may edit themselves."""
+    named = {"email": None, "preferred_username": "ada"}
+    names = []
+    for claims in ({}, {"sub": "s-2"}, {"sub": "y" * 200}, {"sub": "y" * 201}):
+        for more in (named, {"email": None}):
+            provider.claims = {**claims, **more}
+            names.append((await Client(provider).sign_in()).name)
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= 128 for name in names)
+
+
+EMAIL = "ada@example.com"
+MARK = hashlib.sha256(b"subject-1").hexdigest()[:12]
+
+
 @pytest.mark.parametrize(
     ("claims", "name"),
     [
-        ({"email_verified": False, "preferred_username": "ada"}, "ada"),
         ({"email_verified": True, "preferred_username": "ada"}, "ada@example.com"),
+        ({"email_verified": "true"}, "ada@example.com"),
+        ({"email_verified": False, "preferred_username": "ada"}, f"ada ({MARK})"),
+        ({"email_verified": None, "preferred_username": "ada"}, f"ada ({MARK})"),
+        ({"email_verified": 1, "preferred_username": "ada"}, f"ada ({MARK})"),
+        (
+            {"email": "eve@example.com", "email_verified": None, "preferred_username": EMAIL},
+            f"{EMAIL} ({MARK})",
+        ),
         ({"email": None}, "subject-1"),
-        ({"email": ["x"], "preferred_username": "a\x1bb"}, "a\\x1bb"),
+        ({"email": None, "preferred_username": " "}, "subject-1"),
+        ({"email": ["x"], "preferred_username": "a\x1bb"}, f"a\\x1bb ({MARK})"),
+        ({"email": None, "preferred_username": "x" * 500}, f"{'x' * 113} ({MARK})"),
+        ({"email": "x" * 500}, f"{'x' * 113} ({MARK})"),
     ],
 )
 async def test_the_name_of_a_person(
