@@ -10,7 +10,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, not_, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    exists,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    union_all,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.access import find_access
@@ -246,6 +257,8 @@ async def find_message_view(
     if row is None:
         if not scope.owns or principal.event_types is not None:
             raise message_not_found(identity)
+        if await _was_for_others(connection, scope, identity):
+            raise message_not_found(identity)
         return MessageView(scope=scope, identity=identity, message=None, published=False)
     is_owners = scope.owns and not row["operational"]
     if not (is_owners or row["published"] or row["received"]):
@@ -256,6 +269,32 @@ async def find_message_view(
         message=message_from_row(row),
         published=bool(row["published"]),
     )
+
+
+async def _was_for_others(
+    connection: AsyncConnection, scope: MessageScope, identity: MessageId
+) -> bool:
+    """Return whether a message without a row was made for an operational subscription of others.
+
+    Its log names its event type, and it had one delivery: see `MessageScope.is_for_owner`.
+    """
+    room = scope.room.id
+    steps = delivery_log.c.room_id == room, delivery_log.c.message_id == identity
+    left = union_all(
+        select(delivery_log.c.subscription_id).where(*steps),
+        select(deliveries.c.subscription_id).where(*deliveries_of(room, identity)),
+    ).subquery()
+    is_event = exists().where(
+        *steps, delivery_log.c.event_type.startswith("rooms.", autoescape=True)
+    )
+    is_to_operational = exists().where(
+        subscriptions.c.room_id == room,
+        subscriptions.c.id.in_(select(left.c.subscription_id)),
+        subscriptions.c.operational,
+    )
+    is_received = exists().where(left.c.subscription_id.in_(scope.own_subscriptions()))
+    statement = select(and_(or_(is_event, is_to_operational), not_(is_received)))
+    return bool(await connection.scalar(statement))
 
 
 async def find_named_message(

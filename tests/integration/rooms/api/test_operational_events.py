@@ -321,3 +321,13 @@ async def test_what_was_made_for_a_subscriber_is_not_for_the_owner(api: Api) -> 
     seen = (await api.call("GET", f"/messages/{ours}")).json()
     assert seen["payload"]["push_url"] == "https://hooks.example.com"
     assert (await api.call("DELETE", f"/messages/{ours}")).status_code == 200
+
+    # Retention may have removed the message, and then its deliveries, but not yet its log.
+    for table, column in (("messages", "id"), ("deliveries", "message_id")):
+        await api.sql(f"DELETE FROM {table} WHERE {column} = ANY(%s::uuid[])", [ours, hidden])
+        for path in ("/deliveries", "/journey"):
+            answer = await api.call("GET", f"/messages/{hidden}{path}")
+            assert answer.status_code == 404, (table, path)
+            assert answer.json()["detail"] == f"there is no message {hidden}"
+        answer = await api.call("GET", f"/messages/{ours}/journey")
+        assert answer.status_code == 200, (table, answer.text)
