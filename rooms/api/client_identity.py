@@ -271,6 +271,10 @@ class CallerAuthenticator:
             return client
         return self._proxies.source(headers, client)
 
+    def is_proxy(self, client: ClientAddress | None) -> bool:
+        """Return whether an address is that of a trusted proxy: it stands for many clients."""
+        return self._proxies.include(client)
+
     async def authenticate(
         self,
         headers: Mapping[bytes, bytes],

@@ -28,10 +28,10 @@ from joserfc import jwt
 from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import ECKey, Key, KeySet, RSAKey
 
+from rooms.console.tries import Tries
 from rooms.domain.role import GroupRoles
 from rooms.domain.web_address import is_protected
 from rooms.safe_text import terminal_safe
-from rooms.token_buckets import TokenBuckets
 
 ALGORITHMS: Final = (
     *("RS256", "RS384", "RS512"),
@@ -109,7 +109,7 @@ class OidcSignIn:
 
     client: "OidcClient"
     group_roles: Sequence[GroupRoles]
-    attempts: TokenBuckets[str]
+    attempts: Tries
     """Answers of the provider that one address may bring in a second: each causes a request."""
 
 

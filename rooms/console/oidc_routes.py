@@ -23,16 +23,15 @@ from rooms.console.oidc import (
 from rooms.console.page import HOME, PUBLIC, Page, PageDep
 from rooms.console.sessions import cookies_of, host_bound_name, is_secure
 from rooms.console.sign_in import enter, safe_path
-from rooms.db.authentication import client_block
+from rooms.console.tries import Tries
 from rooms.db.catalog.organisations import Member, find_organisation, resolve_organisation
 from rooms.db.connection import transaction
 from rooms.db.secrets import Cipher
 from rooms.domain.ids import OrganisationId
 from rooms.domain.role import GroupRoles, Role, roles_of, scopes_of
 from rooms.domain.sharing import OrganisationStatus
-from rooms.errors import ForbiddenError, RateLimitedError
+from rooms.errors import ForbiddenError
 from rooms.settings import Settings
-from rooms.token_buckets import TokenBuckets
 
 START_PATH: Final = "/console/oidc/start"
 CALLBACK_PATH: Final = "/console/oidc/callback"
@@ -82,7 +81,7 @@ def open_oidc(services: ApiServices) -> OidcSignIn:
     return OidcSignIn(
         client=client,
         group_roles=settings.oidc_roles,
-        attempts=TokenBuckets(ATTEMPTS_PER_S, services.clock.monotonic),
+        attempts=Tries(services, ATTEMPTS_PER_S, "too many sign-ins were tried from this address"),
     )
 
 
@@ -109,10 +108,10 @@ async def finish_oidc(page: PageDep) -> Response[Any]:
         attempt = _open(page, _ATTEMPT, Attempt)
         if attempt is None:
             raise OidcError("this browser began no sign-in, or cookies are off; begin again")
-        if not parts.attempts.take(client_block(page.request.scope.get("client"))):
-            raise RateLimitedError("too many sign-ins were tried from this address")
         query = {name: value for name, value in page.request.query_params.items() if value}
-        person = await parts.client.finish(attempt, query)
+        async with parts.attempts.attempt(page.request.scope.get("client")) as succeed:
+            person = await parts.client.finish(attempt, query)
+            succeed()
         offered = await _organisations(page, roles_of(parts.group_roles, person.groups))
         if not offered:
             raise OidcError(

@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.api.changes import make_entry
 from rooms.api.deps import ApiServices
 from rooms.api.sessions import DEFAULT_SESSION_S, PORTAL_PATH
-from rooms.db.authentication import client_block
+from rooms.console.tries import Tries
 from rooms.db.catalog import sessions as records
 from rooms.db.catalog.api_keys import new_key
 from rooms.db.connection import transaction
@@ -73,7 +73,7 @@ class Sessions:
     def __init__(self, services: ApiServices) -> None:
         self._services = services
         self._extended: dict[KeyId, float] = {}
-        self._links: TokenBuckets[str] = TokenBuckets(LINKS_PER_S, services.clock.monotonic)
+        self._links = Tries(services, LINKS_PER_S, "too many links were tried from this address")
         self._keys: TokenBuckets[KeyId] = TokenBuckets(SIGN_INS_PER_S, services.clock.monotonic)
 
     async def begin_by_key(self, scope: Mapping[str, Any], key: str) -> StartedSession:
@@ -103,16 +103,17 @@ class Sessions:
         self, scope: Mapping[str, Any], token: str, kind: records.LinkKind
     ) -> StartedSession:
         """Begin the session of a link of this kind. UnauthenticatedError, RateLimitedError."""
-        if not self._links.take(client_block(scope.get("client"))):
-            raise RateLimitedError("too many links were tried from this address")
         # One transaction, because a link that begins no session must not be used up.
-        async with transaction(self._services.engine) as connection:
+        async with (
+            self._links.attempt(scope.get("client")) as succeed,
+            transaction(self._services.engine) as connection,
+        ):
             link = await records.use_link(connection, token, kind)
             if link is None:
                 raise UnauthenticatedError(
                     "this link is used up, or has expired; `rooms sign-in` makes another one"
                 )
-            return await self.begin(
+            started = await self.begin(
                 scope,
                 organisation=link.organisation_id,
                 name=link.name,
@@ -124,6 +125,8 @@ class Sessions:
                 maker=link.maker,
                 within=connection,
             )
+            succeed()
+            return started
 
     async def begin(
         self,

@@ -68,3 +68,19 @@ async def test_pages_are_live_over_https(proxied: Browser, monkeypatch: pytest.M
         "/console/live?path=/console", headers={"Cookie": cookie, **proxy}
     )
     assert answer.text.startswith("data: ")
+
+
+async def test_a_proxy_without_sources_stops_no_links(proxied: Browser) -> None:
+    """Check that one client behind it does not use up the tries of all."""
+    headers = {"Origin": BASE, "Sec-Fetch-Site": "same-origin"}
+    for _ in range(10):
+        tried = await proxied.http.post("/console/sign-in", data={"token": "x"}, headers=headers)
+        assert tried.status_code == 401
+
+
+async def test_valid_links_use_up_no_tries(proxied: Browser) -> None:
+    """Check an office behind one address, whose people all have links."""
+    for number in range(10):
+        link = await proxied.api.made("/sign-in-links", {"name": f"a{number}", "roles": ["viewer"]})
+        token = httpx.URL(link["path"]).params["token"]
+        assert (await sign_in(proxied, FAR, token=token)).status_code == 303
