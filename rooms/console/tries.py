@@ -3,29 +3,25 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
 
 from rooms.api.deps import ApiServices
 from rooms.db.authentication import ClientAddress, client_block
 from rooms.errors import RateLimitedError
 from rooms.token_buckets import TokenBuckets
 
-_MAX_PROXIED: Final = 2
-"""Tries through trusted proxies that run at a time, without a source: they pay no token."""
-
 
 class Tries:
     """Give each address `per_s` tries a second; one that succeeds is refunded.
 
     Trusted proxies pay nothing, as for unknown keys: one client behind a proxy must not use up the
-    tries of all. Their tries wait for each other instead.
+    tries of all. Of theirs, `per_s` run at a time, and others wait.
     """
 
     def __init__(self, services: ApiServices, per_s: int, refusal: str) -> None:
         self._services = services
         self._refusal = refusal
         self._buckets: TokenBuckets[str] = TokenBuckets(per_s, services.clock.monotonic)
-        self._proxied = asyncio.Semaphore(_MAX_PROXIED)
+        self._proxied = asyncio.Semaphore(per_s)
 
     @asynccontextmanager
     async def attempt(self, client: ClientAddress | None) -> AsyncIterator[Callable[[], None]]:
