@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0043"
-down_revision = "0041"
+down_revision = "0042"
 
 # The history of one that was approved or granted has another status than these.
 _MARK = """

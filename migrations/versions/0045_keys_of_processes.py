@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0045"
-down_revision = "0041"
+down_revision = "0044"
 
 
 def upgrade() -> None:

@@ -29,7 +29,7 @@ def marked(url: str) -> list[str]:
 
 def test_requests_that_ended_before_are_marked(database: str) -> None:
     with alembic(database) as config:
-        command.downgrade(config, "0041")
+        command.downgrade(config, "0042")
     for owner, name in ((OWN, "own"), (TENANT, "tenant")):
         run(database, "INSERT INTO organisations (id, name) VALUES (%s, %s)", owner, name)
     run(
@@ -64,6 +64,6 @@ def test_requests_that_ended_before_are_marked(database: str) -> None:
         command.upgrade(config, "head")
     assert marked(database) == ["rejected", "withdrawn", "deleted"]
     with alembic(database) as config:
-        command.downgrade(config, "0041")
+        command.downgrade(config, "0042")
         command.upgrade(config, "head")
     assert marked(database) == ["rejected", "withdrawn", "deleted"]
