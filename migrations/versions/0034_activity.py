@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.concurrent_indexes import build_index
+
 revision = "0034"
 down_revision = "0033"
 
@@ -10,8 +12,14 @@ def upgrade() -> None:
     """Create the table, the column and the indexes; counts and consumers begin now.
 
     A row changes each time its minute is counted, and no index contains what changes. `subject`: a
-    subscription, an organisation, or zeros for the installation.
+    subscription, an organisation, or zeros for the installation. The indexes come first, because
+    the new column locks the table of leases until the end.
     """
+    build_index(
+        "journal_sign_ins",
+        "journal (organisation_id, actor_name, at) WHERE action = 'sign_in'",
+    )
+    build_index("api_keys_people", "api_keys (organisation_id, name) WHERE kind = 'session'")
     op.execute(
         """
         CREATE TABLE activity_minutes (
@@ -29,13 +37,6 @@ def upgrade() -> None:
     )
     op.execute("CREATE INDEX activity_minutes_minute ON activity_minutes (minute)")
     op.execute("ALTER TABLE leases ADD COLUMN key_id uuid")
-    op.execute(
-        "CREATE INDEX journal_sign_ins ON journal (organisation_id, actor_name, at)"
-        " WHERE action = 'sign_in'"
-    )
-    op.execute(
-        "CREATE INDEX api_keys_people ON api_keys (organisation_id, name) WHERE kind = 'session'"
-    )
 
 
 def downgrade() -> None:

@@ -1,6 +1,6 @@
 """Release held deliveries by priority."""
 
-from alembic import op
+from migrations.concurrent_indexes import replace_index
 
 revision = "0041"
 down_revision = "0040"
@@ -8,13 +8,17 @@ down_revision = "0040"
 
 def upgrade() -> None:
     """Index by priority before the id: a release reads as many rows as it takes, as before."""
-    op.execute("DROP INDEX held_subscription")
-    op.execute(
-        "CREATE INDEX held_subscription ON held (subscription_id, reason, priority DESC, id)"
+    replace_index(
+        "held_subscription",
+        "held (subscription_id, reason, priority DESC, id)",
+        temporary="held_subscription_by_priority",
     )
 
 
 def downgrade() -> None:
     """Index by age only."""
-    op.execute("DROP INDEX held_subscription")
-    op.execute("CREATE INDEX held_subscription ON held (subscription_id, reason, id)")
+    replace_index(
+        "held_subscription",
+        "held (subscription_id, reason, id)",
+        temporary="held_subscription_by_age",
+    )

@@ -1,0 +1,107 @@
+"""Check that indexes of tables that are written to all the time are built without stopping it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from alembic import command
+
+from tests.migrations.test_upgrades import alembic, run
+from tests.support.polling import until
+
+_INDEX = (
+    "CREATE INDEX held_subscription ON public.held USING btree"
+    " (subscription_id, reason, priority DESC, id)"
+)
+_BEFORE = "CREATE INDEX held_subscription ON public.held USING btree (subscription_id, reason, id)"
+_LEFTOVER = "held_subscription_by_priority"
+
+
+def indexes(url: str, table: str) -> dict[str, str]:
+    return dict(run(url, "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", table))
+
+
+def to_revision(url: str, revision: str) -> None:
+    with alembic(url) as config:
+        command.downgrade(config, revision)
+
+
+def to_head(url: str) -> None:
+    with alembic(url) as config:
+        command.upgrade(config, "head")
+
+
+@contextmanager
+def upgrading(url: str) -> Iterator[threading.Thread]:
+    """Upgrade to the newest revision during the block."""
+    thread = threading.Thread(target=to_head, args=(url,), daemon=True)
+    thread.start()
+    yield thread
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def waits_for_a_lock(url: str) -> bool:
+    return bool(
+        run(
+            url,
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+            " AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("revision", "table", "locked"), [("0040", "held", "held"), ("0033", "journal", "leases")]
+)
+def test_others_write_while_an_index_is_built(
+    database: str, revision: str, table: str, locked: str
+) -> None:
+    expected = {name: indexes(database, name) for name in (table, locked)}
+    to_revision(database, revision)
+    with psycopg.connect(database) as writer, psycopg.connect(database) as other:
+        writer.execute(f"LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
+        with upgrading(database):
+            until(
+                lambda: waits_for_a_lock(database), "the build to wait for the writer", within_s=20
+            )
+            other.execute("SET LOCAL lock_timeout = '500ms'")
+            for name in (table, locked):
+                other.execute(f"LOCK TABLE {name} IN ROW EXCLUSIVE MODE")
+            other.commit()
+            writer.commit()
+    assert {name: indexes(database, name) for name in (table, locked)} == expected
+
+
+def test_an_invalid_index_of_an_interrupted_build_is_replaced(database: str) -> None:
+    to_revision(database, "0040")
+    assert indexes(database, "held")["held_subscription"] == _BEFORE
+    with (
+        psycopg.connect(database) as writer,
+        psycopg.connect(database, autocommit=True) as builder,
+    ):
+        writer.execute("LOCK TABLE held IN ROW EXCLUSIVE MODE")
+        builder.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            builder.execute(f"CREATE INDEX CONCURRENTLY {_LEFTOVER} ON held (id)")
+    to_head(database)
+    found = indexes(database, "held")
+    assert found["held_subscription"] == _INDEX
+    assert _LEFTOVER not in found
+
+
+def test_a_completed_index_is_not_built_again(database: str) -> None:
+    to_revision(database, "0040")
+    run(database, _INDEX.replace("held_subscription", _LEFTOVER))
+    (built,) = run(database, "SELECT to_regclass(%s)::oid", _LEFTOVER)
+    to_head(database)
+    assert run(database, "SELECT 'held_subscription'::regclass::oid") == [built]
+    assert _LEFTOVER not in indexes(database, "held")
+
+
+def test_a_downgrade_brings_the_former_index_back(database: str) -> None:
+    to_revision(database, "0040")
+    assert set(indexes(database, "held")) == {"held_pkey", "held_subscription"}
+    assert indexes(database, "held")["held_subscription"] == _BEFORE
