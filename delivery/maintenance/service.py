@@ -364,7 +364,7 @@ async def _task_context(
             LogWriter(url, kind="chores", broker_mode=broker_mode)
         )
         notifier = await stack.enter_async_context(Notifier(url, broker_mode=broker_mode))
-        engine = open_engine(url, name="rooms upkeep queries", size=2)
+        engine = open_engine(url, name="rooms upkeep queries", size=2, lock_timeout_s=5)
         stack.push_async_callback(engine.dispose)
         sandbox = await stack.enter_async_context(
             CheckSandbox(

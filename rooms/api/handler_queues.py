@@ -18,7 +18,7 @@ from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.db.catalog import handler_queues as records
-from rooms.db.connection import transaction
+from rooms.db.connection import LONG_PAUSE, transaction
 from rooms.db.jobs import jobs as job_records
 from rooms.db.notify import Channel
 from rooms.domain.handler_queue import (
@@ -279,6 +279,7 @@ async def create_queue(
         raise InvalidError(FieldProblem("name", str(exc))) from exc
     fields = {name: value for name, value in to_settings_fields(data).items() if name != "name"}
     async with change.transaction() as connection:
+        await connection.execute(LONG_PAUSE)
         queue = await records.create_queue(
             connection,
             principal.organisation_id,

@@ -18,9 +18,10 @@ from typing import Any, Final, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import psycopg
+from psycopg.pq import Conninfo
 from psycopg.rows import TupleRow
 from psycopg.types.string import TextLoader
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -42,6 +43,18 @@ _TIMEOUTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "15000",
 }
+
+# The server gives up a client that vanished as soon, or its transactions would keep their locks for
+# two hours.
+SERVER_KEEPALIVES: Final = (
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
+)
+"""Options for a client that may read slowly: the server waits while its window is full."""
+SERVER_TIMEOUTS: Final = f"{SERVER_KEEPALIVES} -c tcp_user_timeout=15000"
+# One that is suspended answers keepalives. No transaction does anything but statements for so long.
+_IDLE_TRANSACTIONS: Final = "-c idle_in_transaction_session_timeout=30s"
+LONG_PAUSE: Final = text("SET LOCAL idle_in_transaction_session_timeout = '2min'")
+"""Statement of a transaction that waits for another store between its statements."""
 
 # A plan for any value does not know how few rows LIMIT leaves, and sorts millions for a page of 50.
 _CUSTOM_PLANS: Final = "-c plan_cache_mode=force_custom_plan"
@@ -75,34 +88,50 @@ def _libpq_text(url: URL) -> str:
     return address + mark + parameters.replace("+", "%20")
 
 
+def session_options(url: str, *own: str) -> str:
+    """Return a session's options: `own`, then those of the URL or PGOPTIONS, which win."""
+    given = make_url(url).query.get("options")
+    if given is None:
+        defaults = {option.keyword: option.val for option in Conninfo.get_defaults()}
+        given = (defaults[b"options"] or b"").decode()
+    return " ".join((*own, given) if isinstance(given, str) else (*own, *given)).strip()
+
+
+def client_timeouts(url: str) -> dict[str, Any]:
+    """Return the driver's arguments for the time-outs that a URL does not set."""
+    query = make_url(url).query
+    return {key: value for key, value in _TIMEOUTS.items() if key not in query}
+
+
 def open_engine(
     url: str,
     *,
     name: str = "rooms queries",
     size: int = 10,
     statement_timeout_s: int | None = None,
+    lock_timeout_s: int | None = None,
 ) -> AsyncEngine:
     """Open a pool for everyday queries; connections that the server closed are replaced.
 
     `name` shows in pg_stat_activity, unless the URL has another. `statement_timeout_s`: PostgreSQL
-    stops statements that take longer; None: it stops none.
+    stops statements that take longer; None: it stops none. `lock_timeout_s`: a statement that waits
+    longer for a lock is refused; None: it waits as long as the lock is held.
 
     Its errors show no values of statements, which would be in logs then. Every execution is planned
     for its values, unless the URL's options say otherwise.
     """
     query = make_url(url).query
-    given = query.get("options", "")
-    options = given if isinstance(given, str) else " ".join(given)
-    timeouts = {key: value for key, value in _TIMEOUTS.items() if key not in query}
-    own = _CUSTOM_PLANS
+    own = [_CUSTOM_PLANS, SERVER_TIMEOUTS, _IDLE_TRANSACTIONS]
     if statement_timeout_s is not None:
-        own += f" -c statement_timeout={statement_timeout_s}s"
+        own.append(f"-c statement_timeout={statement_timeout_s}s")
+    if lock_timeout_s is not None:
+        own.append(f"-c lock_timeout={lock_timeout_s}s")
     engine = create_async_engine(
         sqlalchemy_url(url),
         connect_args={
             **({} if "application_name" in query else {"application_name": name}),
-            **timeouts,
-            "options": f"{own} {options}".rstrip(),
+            **client_timeouts(url),
+            "options": session_options(url, *own),
         },
         pool_size=size,
         max_overflow=size,
@@ -132,9 +161,12 @@ def _refuse_ended(adapted: Any, record: Any, _: object) -> None:
 
 async def connect(url: str, *, name: str) -> Connection:
     """Open an autocommit connection that reads ids as text; `name` shows in pg_stat_activity."""
-    address = make_url(psycopg_url(url)).update_query_dict(_TIMEOUTS | dict(make_url(url).query))
     connection: Connection = await psycopg.AsyncConnection.connect(
-        _libpq_text(address), autocommit=True, application_name=name
+        psycopg_url(url),
+        autocommit=True,
+        application_name=name,
+        options=session_options(url, SERVER_TIMEOUTS, _IDLE_TRANSACTIONS),
+        **client_timeouts(url),
     )
     register_types(connection)
     return connection

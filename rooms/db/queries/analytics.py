@@ -18,7 +18,7 @@ import psycopg
 from sqlalchemy import any_, func, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.connection import psycopg_url
+from rooms.db.connection import SERVER_TIMEOUTS, psycopg_url, session_options
 from rooms.db.queries.messages import event_type_conditions
 from rooms.db.tables.usage import analysis_rows, analysis_runs
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
@@ -98,10 +98,14 @@ class AnalysisRun:
     set_aside: Sequence[Mapping[str, Any]] = ()
 
 
+def _connect(url: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(psycopg_url(url), options=session_options(url, SERVER_TIMEOUTS))
+
+
 def read_owners(url: str) -> Owners:
     """Return the organisations that findings are about. StorageUnavailableError."""
     try:
-        with psycopg.connect(psycopg_url(url)) as connection, connection.transaction():
+        with _connect(url) as connection, connection.transaction():
             connection.execute(_ONE_SNAPSHOT)
             return Owners(
                 rooms={
@@ -130,7 +134,7 @@ def replace_findings(
     False: there are findings of a later analysis, and they stay. Blocking. StorageUnavailableError.
     """
     try:
-        with psycopg.connect(psycopg_url(url)) as connection, connection.transaction():
+        with _connect(url) as connection, connection.transaction():
             connection.execute(_LOCK)
             newer = connection.execute(_NEWER, (analysed_at,)).fetchone()
             if newer is not None and newer[0]:

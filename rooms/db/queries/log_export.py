@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 import psycopg
 from psycopg import sql
 
-from rooms.db.connection import psycopg_url
+from rooms.db.connection import SERVER_KEEPALIVES, psycopg_url, session_options
 from rooms.db.queries.restored_log import (
     DELETE_PASSED_WRITERS,
     FIRST_RESTORED,
@@ -180,6 +180,8 @@ class ExportConnection:
 
     def __init__(self, url: str, destination: str) -> None:
         self._url = psycopg_url(url)
+        # Between two reads the destination may take its time.
+        self._options = session_options(url, SERVER_KEEPALIVES)
         self.destination = destination
         self._connection: psycopg.Connection[Any] | None = None
         self.system = ""
@@ -194,6 +196,7 @@ class ExportConnection:
                 application_name="rooms export",
                 connect_timeout=5,
                 client_encoding="utf8",
+                options=self._options,
             )
             self._connection = connection
             connection.execute(_SESSION_SETTINGS)

@@ -227,3 +227,59 @@ async def test_errors_of_a_statement_of_its_own_are_translated(database: str) ->
         async with autocommit(engine) as connection:
             await connection.execute(text("SELECT pg_sleep(5)"))
     await engine.dispose()
+
+
+_GUARDS = (
+    "SELECT name, reset_val FROM pg_settings WHERE name IN ('idle_in_transaction_session_timeout',"
+    " 'lock_timeout', 'tcp_keepalives_count', 'tcp_keepalives_idle', 'tcp_keepalives_interval',"
+    " 'tcp_user_timeout')"
+)
+_EXPECTED_GUARDS = {
+    "idle_in_transaction_session_timeout": "30000",
+    "lock_timeout": "0",
+    "tcp_keepalives_count": "3",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "3",
+    "tcp_user_timeout": "15000",
+}
+
+
+async def guards_of_a_pool(url: str, **arguments: Any) -> dict[str, str]:
+    engine = open_engine(url, **arguments)
+    try:
+        async with transaction(engine) as connection:
+            rows = await connection.execute(text(_GUARDS))
+            return {row.name: row.reset_val for row in rows}
+    finally:
+        await engine.dispose()
+
+
+async def guards_of_a_connection(url: str) -> dict[str, str]:
+    async with open_connection(url, name="a test") as connection:
+        cursor = await connection.execute(_GUARDS)
+        return dict(await cursor.fetchall())
+
+
+async def test_the_server_ends_the_transactions_of_a_client_that_vanished(database: str) -> None:
+    """Without this, an API host that vanishes keeps its row locks for two hours."""
+    assert await guards_of_a_pool(database) == _EXPECTED_GUARDS
+    assert await guards_of_a_connection(database) == _EXPECTED_GUARDS
+
+
+async def test_options_of_the_operator_win_over_the_guards(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "idle_in_transaction_session_timeout"
+    asked = f"{database}&options=-c%20{name}%3D7s"
+    expected = _EXPECTED_GUARDS | {name: "7000"}
+    assert await guards_of_a_pool(asked) == expected
+    assert await guards_of_a_connection(asked) == expected
+    monkeypatch.setenv("PGOPTIONS", f"-c {name}=8s")
+    assert await guards_of_a_pool(asked) == expected
+    expected[name] = "8000"
+    assert await guards_of_a_pool(database) == expected
+    assert await guards_of_a_connection(database) == expected
+
+
+async def test_a_pool_may_refuse_to_wait_for_a_lock(database: str) -> None:
+    assert (await guards_of_a_pool(database, lock_timeout_s=5))["lock_timeout"] == "5000"
