@@ -11,21 +11,36 @@ from typing import Final
 import psycopg
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
 import migrations
-from rooms.db.connection import sqlalchemy_url
+from rooms.db.connection import (
+    SERVER_TIMEOUTS,
+    SESSION_ENDED,
+    client_timeouts,
+    session_options,
+    sqlalchemy_url,
+)
 from rooms.db.retention.partitions import SHORT_LOCKS, default_partition_bytes, ensure_partitions
 from rooms.db.retention.replace import MAX_DEFAULT_PARTITION_BYTES
-from rooms.errors import StorageRefusedError
+from rooms.errors import StorageRefusedError, StorageUnavailableError
 
 _log = logging.getLogger(__name__)
 
 LOCK_WAIT_S: Final = 120.0
 """The time for which locks that others hold are requested again."""
+TURN_WAIT_S: Final = 600.0
+"""The time for which another migration is waited for."""
 _MIGRATION_LOCK: Final = 0x726F6F6D
+_SUSPENSIONS_S: Final = {"idle_in_transaction_session_timeout": 10, "idle_session_timeout": 60}
+"""Seconds after which a migration that is suspended, with locks or between two, loses its session.
+
+No revision works in Python between its statements for as long.
+"""
 _TRY_S: Final = 0.25
+_REMINDER_S: Final = 60.0
 # Every publish waits behind a request for a lock on its tables. In the pause those that waited go
 # on.
 _LOCK_TIMEOUT: Final = text("SET lock_timeout = '2s'")
@@ -39,21 +54,32 @@ WHERE a.pid <> pg_backend_pid() AND a.datname = current_database() AND EXISTS (
     SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'relation' AND l.granted
 ) ORDER BY a.xact_start LIMIT 1
 """)
+_TURN_HOLDER: Final = text(f"""
+SELECT a.pid, a.application_name, a.client_addr::text AS client, a.state,
+    extract(epoch FROM clock_timestamp() - a.state_change)::float8 AS age_s
+FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.database = a.datid
+    AND a.datname = current_database() AND l.objsubid = 1
+    AND l.classid::int8 << 32 | l.objid::int8 = {_MIGRATION_LOCK}
+""")  # noqa: S608 - a constant of this module
 
 
-def migrate(url: str, *, lock_wait_s: float = LOCK_WAIT_S) -> None:
+def migrate(
+    url: str, *, lock_wait_s: float = LOCK_WAIT_S, turn_wait_s: float = TURN_WAIT_S
+) -> None:
     """Run every revision that the database lacks, then make the partitions of the coming days.
 
     Several processes may call this at once: an advisory lock lets one of them work, and the others
-    find nothing to do.
+    find nothing to do. One that waits for longer than `turn_wait_s` raises StorageRefusedError.
 
     A revision that gets a lock neither at once nor within `lock_wait_s` raises StorageRefusedError,
-    which names the oldest transaction. The revisions before it stay.
+    which names the oldest transaction. The revisions before it stay. StorageUnavailableError: the
+    server ended the session, as after this process was suspended.
     """
-    engine = create_engine(sqlalchemy_url(url))
+    engine = _open_engine(url)
     try:
         with engine.connect() as connection:
-            _wait_for_turn(connection)
+            _wait_for_turn(connection, turn_wait_s)
             connection.execute(_LOCK_TIMEOUT)
             connection.commit()
             config = Config()
@@ -63,17 +89,60 @@ def migrate(url: str, *, lock_wait_s: float = LOCK_WAIT_S) -> None:
             _retry_locks(connection, partial(_make_days_ahead, connection), lock_wait_s)
             connection.execute(text(f"SELECT pg_advisory_unlock({_MIGRATION_LOCK})"))
             connection.commit()
+    except DBAPIError as exc:
+        if not isinstance(exc.orig, SESSION_ENDED):
+            raise
+        raise StorageUnavailableError(
+            f"the server ended the session of the migration: {exc.orig}; migrate again"
+        ) from exc
     finally:
         engine.dispose()
 
 
-def _wait_for_turn(connection: Connection) -> None:
+def _open_engine(url: str) -> Engine:
+    """Open a session that ends with its process: others wait for its locks, and its turn."""
+    query = make_url(url).query
+    suspensions = (f"-c {name}={seconds}s" for name, seconds in _SUSPENSIONS_S.items())
+    return create_engine(
+        sqlalchemy_url(url),
+        connect_args={
+            **({} if "application_name" in query else {"application_name": "rooms migrate"}),
+            **client_timeouts(url),
+            "options": session_options(url, SERVER_TIMEOUTS, *suspensions),
+        },
+    )
+
+
+def _wait_for_turn(connection: Connection, wait_s: float) -> None:
     """Wait for the advisory lock, without the snapshot that a waiting statement would keep."""
     try_lock = text(f"SELECT pg_try_advisory_lock({_MIGRATION_LOCK})")
+    began = reminded = time.monotonic()
+    is_logged = False
     while not connection.scalar(try_lock):
         connection.commit()
+        now = time.monotonic()
+        if now >= began + wait_s:
+            raise StorageRefusedError(
+                f"another migration did not end within {wait_s:g} s: {_describe_turn(connection)};"
+                " migrate again when it has ended, or end it by pg_terminate_backend"
+            )
+        if not is_logged or now >= reminded + _REMINDER_S:
+            _log.warning("waiting for another migration: %s", _describe_turn(connection))
+            is_logged, reminded = True, now
         time.sleep(_TRY_S)
     connection.commit()
+
+
+def _describe_turn(connection: Connection) -> str:
+    holder = connection.execute(_TURN_HOLDER).first()
+    connection.commit()
+    if holder is None:
+        return "it has just ended"
+    place = "on the server's machine" if holder.client is None else f"from {holder.client}"
+    return (
+        f"session {holder.pid} ({holder.application_name or 'without a name'}) {place}"
+        f" has been {holder.state} for {holder.age_s:.0f} s"
+    )
 
 
 def _make_days_ahead(connection: Connection) -> None:

@@ -1,15 +1,17 @@
 """Migrations beside transactions that hold locks: publishes go on, and the holder is named."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import sqlalchemy
 
 from rooms.db import schema
 from rooms.db.connection import Connection, open_connection
 from rooms.db.schema import migrate
-from rooms.errors import StorageRefusedError
+from rooms.errors import StorageRefusedError, StorageUnavailableError
 from tests.support.installation import PATIENCE_S, Installation, until
 
 TABLES = ("deliveries", "log_entries", "messages")
@@ -97,3 +99,57 @@ async def test_a_migration_that_waits_for_its_turn_keeps_no_snapshot(
     assert not migrating.done()
     await holder.execute(f"SELECT pg_advisory_unlock({schema._MIGRATION_LOCK})")
     await migrating
+
+
+async def test_a_migration_waits_for_another_one_with_an_end_and_names_it(
+    database: str, holder: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await holder.execute(f"SELECT pg_advisory_lock({schema._MIGRATION_LOCK})")
+    with pytest.raises(
+        StorageRefusedError, match=rf"another migration .* \({HOLDER}\) .* been idle"
+    ):
+        await asyncio.to_thread(migrate, database, turn_wait_s=0.5)
+    waiting = [line for line in caplog.messages if "waiting for another migration" in line]
+    assert len(waiting) == 1
+    assert f"session {holder.info.backend_pid} ({HOLDER})" in waiting[0]
+
+
+async def test_a_suspended_migration_loses_its_locks(
+    database: str, holder: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, resume = threading.Event(), threading.Event()
+
+    def work(connection: sqlalchemy.Connection) -> None:
+        connection.execute(sqlalchemy.text("LOCK TABLE messages"))
+        locked.set()
+        assert resume.wait(PATIENCE_S)
+        connection.execute(sqlalchemy.text("SELECT 1"))
+
+    monkeypatch.setattr(schema, "_SUSPENSIONS_S", {"idle_in_transaction_session_timeout": 1})
+    monkeypatch.setattr(schema, "_make_days_ahead", work)
+    migrating = asyncio.create_task(asyncio.to_thread(migrate, database))
+    try:
+        assert await asyncio.to_thread(locked.wait, PATIENCE_S)
+        await holder.execute("SET lock_timeout = '20s'")
+        await holder.execute("SELECT count(*) FROM messages")
+    finally:
+        resume.set()
+    with pytest.raises(StorageUnavailableError, match="migrate again"):
+        await migrating
+
+
+async def test_the_server_gives_up_a_migration_that_vanished(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, str] = {}
+
+    def work(connection: sqlalchemy.Connection) -> None:
+        rows = connection.execute(sqlalchemy.text("SELECT name, reset_val FROM pg_settings"))
+        found.update((name, value) for name, value in rows)
+
+    monkeypatch.setattr(schema, "_make_days_ahead", work)
+    await asyncio.to_thread(migrate, database)
+    assert found["tcp_keepalives_idle"] == "5"
+    assert found["tcp_user_timeout"] == "15000"
+    assert found["idle_in_transaction_session_timeout"] == "10000"
+    assert found["idle_session_timeout"] == "60000"
