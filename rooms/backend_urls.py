@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode
 
 STANDBY_SESSION_S: Final = 3.0
 """Session of a standby. ZooKeeper ends it within one more tick (500 ms where Rooms starts it)."""
@@ -177,7 +177,7 @@ def parse_aerospike_url(url: str) -> AerospikeUrl:
 
 def parse_stomp_url(url: str) -> StompUrl:
     """Return the parts of a stomp:// or stomps:// URL. BackendUrlError lists every problem."""
-    tls = url.partition("://")[0].lower() == "stomps"
+    tls = scheme_of(url) == "stomps"
     reader = _UrlReader(url, _STOMPS if tls else _STOMP)
     login, nodes = reader.split_login(reader.address)
     hosts = reader.hosts(nodes.removesuffix("/"))
@@ -220,6 +220,11 @@ def parse_zookeeper_url(url: str) -> ZooKeeperUrl:
     )
 
 
+def scheme_of(url: str) -> str:
+    """Return the scheme of any URL, also of one with brackets in its password."""
+    return url.partition(":")[0].lower()
+
+
 PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "aerospike": parse_aerospike_url,
     "stomp": parse_stomp_url,
@@ -231,13 +236,11 @@ PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
 
 def with_standby_session(url: str) -> str:
     """Return an election's URL with a session short enough for a standby, unless it sets one."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    if parts.scheme != "zookeeper" or "session_s" in query:
+    address, _, text = url.partition("?")
+    query = dict(parse_qsl(text))
+    if scheme_of(url) != "zookeeper" or "session_s" in query:
         return url
-    return parts._replace(
-        query=urlencode({**query, "session_s": f"{STANDBY_SESSION_S:g}"})
-    ).geturl()
+    return f"{address}?{urlencode({**query, 'session_s': f'{STANDBY_SESSION_S:g}'})}"
 
 
 class _UrlReader:

@@ -6,9 +6,13 @@ Processes record these addresses, and commands compare their own settings with t
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
-from urllib.parse import urlsplit
 
-from rooms.backend_urls import parse_aerospike_url, parse_stomp_url, parse_zookeeper_url
+from rooms.backend_urls import (
+    parse_aerospike_url,
+    parse_stomp_url,
+    parse_zookeeper_url,
+    scheme_of,
+)
 from rooms.settings import Settings
 
 DATABASE: Final = "postgresql"
@@ -95,7 +99,7 @@ def address_of(url: str | None) -> str:
     """Return scheme, hosts, ports and path of a valid URL; None means the database."""
     if url is None:
         return DATABASE
-    scheme = urlsplit(url).scheme.lower()
+    scheme = scheme_of(url)
     match scheme:
         case "stomp" | "stomps":
             broker = parse_stomp_url(url)

@@ -2,16 +2,16 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
 
-from rooms.backend_urls import PARSERS, BackendUrlError
+from rooms.backend_urls import PARSERS, BackendUrlError, scheme_of
 from rooms.domain.member_identity import CertificateRules
 from rooms.domain.native_address import NativeAddress, parse_native_addresses
 from rooms.domain.role import GroupRoles, parse_group_roles
 from rooms.domain.web_address import check_origin
+from rooms.postgres_urls import parse_postgres_url
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -21,6 +21,7 @@ SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "MAGAZINE_URL": ("postgresql", "aerospike"),
     "ELECTION_URL": ("postgresql", "zookeeper"),
 }
+_PARAMETER: Final = re.compile("[a-z_]+")
 _WHOLE_NUMBER: Final = re.compile("[0-9]{1,18}")
 _PORT_COUNT: Final = 1 << 16
 _PORT_RANGE: Final = re.compile("([0-9]{1,5})(?:-([0-9]{1,5}))?")
@@ -71,36 +72,36 @@ class EnvironmentReader:
         value = self._environment.get(name)
         if not value:
             return None
-        scheme = value.partition(":")[0].lower()
-        if scheme in SCHEMES[name] and scheme in PARSERS:
-            try:
-                PARSERS[scheme](value)
-            except BackendUrlError as exc:
-                self.problems += [f"{name} {problem}" for problem in exc.problems]
-            return value
-        try:
-            parts = urlsplit(value)
-        except ValueError as exc:
-            self.problems.append(f"{name} is no URL: {exc}")
+        if value != value.strip():
+            self.problems.append(f"{name} begins or ends with a space: remove it")
             return None
-        if parts.scheme not in SCHEMES[name]:
+        scheme = scheme_of(value)
+        if scheme not in SCHEMES[name]:
             valid = ", ".join(f"{known}://" for known in SCHEMES[name])
-            self.problems.append(
-                f"{name} starts with {parts.scheme or 'no scheme'}://; valid here: {valid}"
-            )
+            shown = f"{scheme}://" if "://" in value else "no scheme"
+            self.problems.append(f"{name} starts with {shown}; valid here: {valid}")
             return None
+        try:
+            if scheme in PARSERS:
+                PARSERS[scheme](value)
+            else:
+                self._check_parameters(name, parse_postgres_url(value))
+        except BackendUrlError as exc:
+            self.problems += [f"{name} {problem}" for problem in exc.problems]
+        return value
+
+    def _check_parameters(self, name: str, given: Iterable[str]) -> None:
         # The command line reads settings too, and needs no driver.
         from psycopg.pq import Conninfo
 
         known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-        if unknown := [
-            key for key in parse_qs(parts.query, keep_blank_values=True) if key not in known
-        ]:
+        if unknown := set(given) - known:
+            # Anything else may be a part of a password with an unencoded question mark.
+            words = sorted(filter(_PARAMETER.fullmatch, unknown))
             self.problems.append(
-                f"{name} has the unknown parameter {', '.join(unknown)};"
+                f"{name} has the unknown parameter {', '.join(words) or 'after its ?'};"
                 f" valid here: {', '.join(sorted(known))}"
             )
-        return value
 
     def address(self, name: str, default: str) -> tuple[str, int]:
         value = self.text(name, default)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
+from rooms.backend_urls import scheme_of
 from rooms.domain.member_identity import DEFAULT_RULES, CertificateRules
 from rooms.domain.native_address import NativeAddress
 from rooms.domain.push_url import REFUSED_PORTS
@@ -278,7 +278,7 @@ class Settings:
     @property
     def uses_relay(self) -> bool:
         """Return whether another broker than PostgreSQL carries the deliveries."""
-        return self.broker_url is not None and urlsplit(self.broker_url).scheme != "postgresql"
+        return self.broker_url is not None and scheme_of(self.broker_url) != "postgresql"
 
     @property
     def max_resource_body_bytes(self) -> int:
@@ -400,7 +400,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         "MAGAZINE_URL": settings.magazine_url,
     }
     for name, url in parts.items():
-        if url not in {None, settings.database_url} and urlsplit(url).scheme == "postgresql":
+        if url and url != settings.database_url and scheme_of(url) == "postgresql":
             read.problems.append(
                 f"{name}: PostgreSQL does this only in its own database;"
                 " leave the variable out, or set it to the value of DATABASE_URL"

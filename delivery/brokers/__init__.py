@@ -4,8 +4,8 @@ The contract suite runs over the schemes in `rooms.settings.SCHEMES`.
 """
 
 from contextlib import AbstractAsyncContextManager
-from urllib.parse import urlsplit
 
+from rooms.backend_urls import scheme_of
 from rooms.errors import SettingsError
 from rooms.ports import Broker
 from rooms.settings import SCHEMES
@@ -19,7 +19,7 @@ def open_broker(
     A broker that claims lets a frozen worker keep its claims for `claim_s`. `farm` and `client`
     name the installation.
     """
-    match urlsplit(url).scheme:
+    match scheme_of(url):
         case "postgresql":
             from delivery.brokers.postgres import PostgresBroker
 

@@ -26,8 +26,8 @@ store lets another member take them.
 """
 
 from contextlib import AbstractAsyncContextManager
-from urllib.parse import urlsplit
 
+from rooms.backend_urls import scheme_of
 from rooms.errors import SettingsError
 from rooms.ports import Clock, Election
 from rooms.settings import SCHEMES
@@ -42,7 +42,7 @@ def open_election(
     process that no other process has, now or later; `clock`: to hold partitions, one that does not
     stop while the machine sleeps. SettingsError names the valid schemes.
     """
-    match urlsplit(url).scheme:
+    match scheme_of(url):
         case "postgresql":
             from delivery.leadership.postgres import PostgresElection
 

@@ -18,12 +18,11 @@ The scheme names the store; the contract tests run over every scheme of `rooms.s
 
 import secrets
 from contextlib import AbstractAsyncContextManager
-from urllib.parse import urlsplit
 
 from delivery.magazines.aerospike_records import RecordKeys
 from delivery.magazines.kv_magazines import AsyncKvMagazines
 from delivery.magazines.kv_store import StoreRetryPolicy
-from rooms.backend_urls import parse_aerospike_url
+from rooms.backend_urls import parse_aerospike_url, scheme_of
 from rooms.clock import SystemClock
 from rooms.domain.magazine import MAX_SHARDS
 from rooms.errors import SettingsError
@@ -37,7 +36,7 @@ def open_magazines(url: str, *, farm: str, client: str) -> AbstractAsyncContextM
     SettingsError names the valid schemes.
     """
     start = secrets.randbelow(MAX_SHARDS)
-    match urlsplit(url).scheme:
+    match scheme_of(url):
         case "postgresql":
             from delivery.magazines.postgres import PostgresMagazines
 

@@ -16,7 +16,7 @@ def local_url(settings: "Settings") -> str:
 
 def is_loopback(url: str) -> bool:
     """Return True if the address is a loopback address."""
-    host = urlsplit(url).hostname or ""
+    host = _host(url)
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -25,4 +25,12 @@ def is_loopback(url: str) -> bool:
 
 def is_local(url: str, settings: "Settings") -> bool:
     """Return True if the address is on loopback, or the address that the service listens on."""
-    return is_loopback(url) or urlsplit(url).hostname == urlsplit(local_url(settings)).hostname
+    return is_loopback(url) or _host(url) == _host(local_url(settings))
+
+
+def _host(url: str) -> str:
+    """Return the host of an address; nothing if it is none, which its first use reports."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

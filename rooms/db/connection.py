@@ -23,7 +23,6 @@ from psycopg.rows import TupleRow
 from psycopg.types.string import TextLoader
 from sqlalchemy import event, text
 from sqlalchemy import exc as sqlalchemy_errors
-from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from rooms.domain.ids import OrganisationId
@@ -33,6 +32,10 @@ from rooms.errors import (
     StorageRefusedError,
     StorageUnavailableError,
 )
+from rooms.postgres_urls import format_postgres_url, parse_postgres_url
+
+DRIVER: Final = "postgresql+psycopg://"
+"""Engines take everything else as arguments of the driver."""
 
 # A server that vanished silently (its machine or the network) is given up after about 15 s. Options
 # in the URL win.
@@ -74,33 +77,31 @@ MAX_TRIES: Final = 5
 
 def sqlalchemy_url(url: str) -> str:
     """Return `postgresql://…` with the name of SQLAlchemy's psycopg dialect."""
-    return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    return format_postgres_url(parse_postgres_url(url), "postgresql+psycopg")
 
 
 def psycopg_url(url: str) -> str:
     """Return `postgresql://…` as libpq reads it."""
-    return _libpq_text(make_url(url).set(drivername="postgresql"))
-
-
-def _libpq_text(url: URL) -> str:
-    address, mark, parameters = url.render_as_string(hide_password=False).partition("?")
-    # SQLAlchemy writes a space as a plus, which libpq does not decode.
-    return address + mark + parameters.replace("+", "%20")
+    return format_postgres_url(parse_postgres_url(url))
 
 
 def session_options(url: str, *own: str) -> str:
     """Return a session's options: `own`, then those of the URL or PGOPTIONS, which win."""
-    given = make_url(url).query.get("options")
+    given = parse_postgres_url(url).get("options")
     if given is None:
         defaults = {option.keyword: option.val for option in Conninfo.get_defaults()}
         given = (defaults[b"options"] or b"").decode()
-    return " ".join((*own, given) if isinstance(given, str) else (*own, *given)).strip()
+    return " ".join((*own, given)).strip()
 
 
-def client_timeouts(url: str) -> dict[str, Any]:
-    """Return the driver's arguments for the time-outs that a URL does not set."""
-    query = make_url(url).query
-    return {key: value for key, value in _TIMEOUTS.items() if key not in query}
+def connect_arguments(url: str, *options: str, name: str) -> dict[str, Any]:
+    """Return the driver's arguments for a session with these options, and what the URL asks for."""
+    return {
+        "application_name": name,
+        **_TIMEOUTS,
+        **parse_postgres_url(url),
+        "options": session_options(url, *options),
+    }
 
 
 def open_engine(
@@ -120,19 +121,14 @@ def open_engine(
     Its errors show no values of statements, which would be in logs then. Every execution is planned
     for its values, unless the URL's options say otherwise.
     """
-    query = make_url(url).query
     own = [_CUSTOM_PLANS, SERVER_TIMEOUTS, _IDLE_TRANSACTIONS]
     if statement_timeout_s is not None:
         own.append(f"-c statement_timeout={statement_timeout_s}s")
     if lock_timeout_s is not None:
         own.append(f"-c lock_timeout={lock_timeout_s}s")
     engine = create_async_engine(
-        sqlalchemy_url(url),
-        connect_args={
-            **({} if "application_name" in query else {"application_name": name}),
-            **client_timeouts(url),
-            "options": session_options(url, *own),
-        },
+        DRIVER,
+        connect_args=connect_arguments(url, *own, name=name),
         pool_size=size,
         max_overflow=size,
         hide_parameters=True,
@@ -161,12 +157,9 @@ def _refuse_ended(adapted: Any, record: Any, _: object) -> None:
 
 async def connect(url: str, *, name: str) -> Connection:
     """Open an autocommit connection that reads ids as text; `name` shows in pg_stat_activity."""
+    arguments = connect_arguments(url, SERVER_TIMEOUTS, _IDLE_TRANSACTIONS, name=name)
     connection: Connection = await psycopg.AsyncConnection.connect(
-        psycopg_url(url),
-        autocommit=True,
-        application_name=name,
-        options=session_options(url, SERVER_TIMEOUTS, _IDLE_TRANSACTIONS),
-        **client_timeouts(url),
+        autocommit=True, **(arguments | {"application_name": name})
     )
     register_types(connection)
     return connection

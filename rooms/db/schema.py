@@ -12,16 +12,14 @@ import psycopg
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
 import migrations
 from rooms.db.connection import (
+    DRIVER,
     SERVER_TIMEOUTS,
     SESSION_ENDED,
-    client_timeouts,
-    session_options,
-    sqlalchemy_url,
+    connect_arguments,
 )
 from rooms.db.retention.partitions import SHORT_LOCKS, default_partition_bytes, ensure_partitions
 from rooms.db.retention.replace import MAX_DEFAULT_PARTITION_BYTES
@@ -101,16 +99,9 @@ def migrate(
 
 def _open_engine(url: str) -> Engine:
     """Open a session that ends with its process: others wait for its locks, and its turn."""
-    query = make_url(url).query
     suspensions = (f"-c {name}={seconds}s" for name, seconds in _SUSPENSIONS_S.items())
-    return create_engine(
-        sqlalchemy_url(url),
-        connect_args={
-            **({} if "application_name" in query else {"application_name": "rooms migrate"}),
-            **client_timeouts(url),
-            "options": session_options(url, SERVER_TIMEOUTS, *suspensions),
-        },
-    )
+    arguments = connect_arguments(url, SERVER_TIMEOUTS, *suspensions, name="rooms migrate")
+    return create_engine(DRIVER, connect_args=arguments)
 
 
 def _wait_for_turn(connection: Connection, wait_s: float) -> None:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -178,7 +177,7 @@ class Destination:
                 self._files, self.root = fs.LocalFileSystem(), os.path.abspath(url)  # noqa: PTH100 - a text, like URIs
         except (pa.ArrowInvalid, OSError, ValueError) as exc:
             raise DestinationError(
-                f"{urlsplit(url).scheme or url} cannot hold segments: {exc}"
+                f"{url.partition('://')[0]} cannot hold segments: {exc}"
             ) from exc
         self.root = self.root.rstrip("/")
         self._local = isinstance(self._files, fs.LocalFileSystem)

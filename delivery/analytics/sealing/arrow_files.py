@@ -11,6 +11,7 @@ from pyarrow import fs
 from delivery.analytics.sealing.errors import SegmentsError
 from delivery.analytics.sealing.files import Entry, EntryKind, LocalFiles, hash_stream
 from delivery.analytics.sealing.seal import WritableFiles
+from rooms.backend_urls import scheme_of
 
 
 class ArrowFiles:
@@ -65,9 +66,9 @@ class ArrowFiles:
 
 def local_folder(url: str) -> str | None:
     """Return the folder of a local path or a file URI; None: it is elsewhere."""
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        return unquote(parts.path)
+    # A password in an address of another store may have brackets, which are not for urlsplit.
+    if scheme_of(url) == "file":
+        return unquote(urlsplit(url).path)
     return None if "://" in url else url
 
 
@@ -81,7 +82,7 @@ def open_files(url: str) -> WritableFiles:
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise SegmentsError(
             "the folder of segments cannot be opened",
-            where=urlsplit(url).scheme or url,
+            where=url.partition("://")[0],
             remedy=str(exc).splitlines()[0],
         ) from exc
     return ArrowFiles(system, root)

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rooms.backend_urls import parse_aerospike_url
+from delivery.brokers import open_broker
+from delivery.leadership import open_election
+from delivery.magazines import open_magazines
+from rooms.backend_urls import parse_aerospike_url, parse_zookeeper_url, with_standby_session
+from rooms.backends import backends_of
+from rooms.clock import SystemClock
 from rooms.domain.push_url import REFUSED_PORTS
 from rooms.errors import SettingsError
 from rooms.settings import read_settings
@@ -455,3 +460,58 @@ def test_sites_that_may_frame_the_portal() -> None:
     for wrong in ("*", "'self'", "https://*", "https://a.example.com; script-src *", "data:"):
         with pytest.raises(SettingsError, match="ROOMS_FRAME_ANCESTORS"):
             read_settings({"ROOMS_FRAME_ANCESTORS": f"https://right.example.com,{wrong}"})
+
+
+_BRACKETS = "pa[ss]w[rd"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"BROKER_URL": f"stomp://rooms:{_BRACKETS}@h:61613"},
+        {"ELECTION_URL": f"zookeeper://rooms:{_BRACKETS}@h:2181"},
+        {"MAGAZINE_URL": f"aerospike://rooms:{_BRACKETS}@h:3000/test?tls=false"},
+        {"DATABASE_URL": f"postgresql://rooms:{_BRACKETS}@h/rooms"},
+    ],
+)
+def test_a_password_may_have_brackets(environment: dict[str, str]) -> None:
+    settings = read_settings(environment)
+    assert settings.uses_relay == ("BROKER_URL" in environment)
+    assert _BRACKETS not in str(backends_of(settings))
+    if settings.election_url is not None:
+        url = with_standby_session(settings.election_url)
+        assert url == f"{settings.election_url}?session_s=3"
+        assert parse_zookeeper_url(url).password == _BRACKETS
+
+
+def test_who_opens_a_store_names_the_valid_schemes_of_any_url() -> None:
+    url = f"http://rooms:{_BRACKETS}@h"
+    with pytest.raises(SettingsError, match="ELECTION_URL starts with http://; valid here"):
+        open_election(url, client="default", member="m", clock=SystemClock())
+    with pytest.raises(SettingsError, match="BROKER_URL starts with http://; valid here"):
+        open_broker(url, claim_s=60, farm="rooms", client="default")
+    with pytest.raises(SettingsError, match="MAGAZINE_URL starts with http://; valid here"):
+        open_magazines(url, farm="rooms", client="default")
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("postgresql:rooms", "DATABASE_URL is no URL"),
+        (" postgresql://h/db", "DATABASE_URL begins or ends with a space"),
+        ("postgresql://h/db\n", "DATABASE_URL begins or ends with a space"),
+        ("postgresql://u:hunter2@h:notaport/db", "DATABASE_URL has a port"),
+        ("postgresql://u:1?hunter2@h/db", "DATABASE_URL has"),
+    ],
+)
+def test_an_address_of_the_database_that_would_fail_later_is_a_problem(
+    url: str, reason: str
+) -> None:
+    (found,) = problems(DATABASE_URL=url)
+    assert found.startswith(reason)
+    assert "hunter2" not in found
+
+
+def test_the_database_may_have_several_hosts() -> None:
+    url = "postgresql://h1:5432,h2:5433/rooms?target_session_attrs=read-write"
+    assert read_settings({"DATABASE_URL": url}).database_url == url
