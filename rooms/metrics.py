@@ -51,8 +51,8 @@ class Metrics:
     Other labels: `error` is an ErrorClass or none, and `status` is 2xx to 5xx or none. `bound` is
     all, organisation or endpoint. `reason` of a failed authentication is missing, malformed,
     checksum, unknown, limited, network, certificate or forwarded. `queue` is the store name of a
-    handler queue, and `magazine` is main or sideline. `process` is api, worker, upkeep, relay,
-    standalone or handlers.
+    handler queue, and `magazine` is main or sideline. `cause` is a system's error, such as EMFILE.
+    `process` is api, worker, upkeep, relay, standalone or handlers.
     """
 
     def __init__(self) -> None:
@@ -98,24 +98,7 @@ class Metrics:
             buckets=_END_TO_END_BUCKETS_S,
             registry=registry,
         )
-        self.connection_waits = Counter(
-            "rooms_webhook_connection_waits",
-            "Webhook calls that waited for a connection, by the limit that was reached.",
-            ["bound"],
-            registry=registry,
-        )
-        self.name_lookups = Counter(
-            "rooms_name_lookups",
-            "Look-ups of webhook names by outcome; stale: no answer, so old addresses were used.",
-            ["outcome"],
-            registry=registry,
-        )
-        self.name_lookup_waits = Counter(
-            "rooms_name_lookup_waits",
-            "Look-ups that waited, by the limit that was reached.",
-            ["bound"],
-            registry=registry,
-        )
+        self._add_webhooks(registry)
         self.lane_changes = Counter(
             "rooms_lane_changes",
             "Changes of endpoint state that workers recorded.",
@@ -135,9 +118,7 @@ class Metrics:
             registry=registry,
         )
         self.rate_limited = Counter(
-            "rooms_rate_limited",
-            "Times that a rate limit delayed a lane.",
-            registry=registry,
+            "rooms_rate_limited", "Times that a rate limit delayed a lane.", registry=registry
         )
         self.orphans = Counter(
             "rooms_orphans",
@@ -239,9 +220,7 @@ class Metrics:
             "rooms_log_exported", "Entries of the log that were exported.", registry=registry
         )
         self.log_gaps = Counter(
-            "rooms_log_gaps",
-            "Entries of the log that the export found missing.",
-            registry=registry,
+            "rooms_log_gaps", "Entries of the log that the export found missing.", registry=registry
         )
         self.log_export_delay = Gauge(
             "rooms_log_held_back_seconds",
@@ -305,6 +284,32 @@ class Metrics:
             "rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry
         )
         self._initialise_alerted_counters()
+
+    def _add_webhooks(self, registry: CollectorRegistry) -> None:
+        self.connection_waits = Counter(
+            "rooms_webhook_connection_waits",
+            "Webhook calls that waited for a connection, by the limit that was reached.",
+            ["bound"],
+            registry=registry,
+        )
+        self.webhook_shortages = Counter(
+            "rooms_webhook_shortages",
+            "Webhooks that were put off, because this process or machine lacked files or ports.",
+            ["cause"],
+            registry=registry,
+        )
+        self.name_lookups = Counter(
+            "rooms_name_lookups",
+            "Look-ups of webhook names by outcome; stale: no answer, so old addresses were used.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.name_lookup_waits = Counter(
+            "rooms_name_lookup_waits",
+            "Look-ups that waited, by the limit that was reached.",
+            ["bound"],
+            registry=registry,
+        )
 
     def _add_access_counters(self, registry: CollectorRegistry) -> None:
         self.authentication_failures = Counter(

@@ -44,6 +44,7 @@ class Dependency(StrEnum):
     BROKER = "the broker"
     ELECTION = "the election's store"
     MAGAZINES = "the magazines' store"
+    CONNECTIONS = "room for connections to webhooks"
 
 
 def dependency_of(error: BaseException) -> Dependency:

@@ -69,9 +69,9 @@ class Sender(Protocol):
         `headers` are whole lines, each ended by CRLF, without Host, Content-Length and Connection.
         Requests of one `organisation` share connections and limits, and none with another's.
 
-        Failures of the endpoint are in the result and never raised. The whole call, with name
-        look-up and connect, ends within `timeout_s`. Cancelling closes the connection. It does not
-        follow redirects.
+        Failures of the endpoint are in the result and never raised; an error means that no attempt
+        was made. The whole call, with name look-up and connect, ends within `timeout_s`. Cancelling
+        closes the connection. It does not follow redirects.
         """
         ...
 

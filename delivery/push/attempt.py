@@ -6,7 +6,7 @@ from typing import Final, assert_never
 
 from delivery.push.endpoint_state import EndpointEvent, EndpointSignal, record_result
 from delivery.push.endpoints import Endpoint
-from delivery.push.errors import AttemptCrashedError, ClaimExpiredError
+from delivery.push.errors import AttemptCrashedError, ClaimExpiredError, ResourceShortageError
 from delivery.push.event_items import request_body
 from delivery.push.lane import Lane
 from delivery.push.retry import decide_retry
@@ -53,7 +53,9 @@ class AttemptExecutor:
     async def attempt(
         self, task: DeliveryTask, lane: Lane, started: float, *, is_probe: bool = False
     ) -> AttemptReport:
-        """Attempt a task and adapt its lane. ClaimExpiredError: no attempt was made.
+        """Attempt a task and adapt its lane.
+
+        ClaimExpiredError, ResourceShortageError: no attempt was made.
 
         `started`: now, in monotonic seconds. `is_probe`: it is sent to find out whether the open
         circuit can be closed.
@@ -103,7 +105,7 @@ class AttemptExecutor:
             lane.on_attempt_done(clock.monotonic(), started=started)
             latency_ms = (clock.monotonic() - started) * 1000
             return _crashed_outcome(task, endpoint, exc, latency_ms), ()
-        except ClaimExpiredError:
+        except (ClaimExpiredError, ResourceShortageError):
             raise
         except Exception as exc:  # noqa: BLE001 - the port forbids it, but a failed slot would block its lane
             _log.exception("the sender failed at delivery %s", task.delivery_id)

@@ -8,6 +8,7 @@ DeliveryError
 │   └── StaleConnectionError    a kept connection had been closed before any byte of the response
 ├── AttemptCrashedError         the process that made the attempt died
 ├── ClaimExpiredError           no attempt was made before the claim ran out
+├── ResourceShortageError       no attempt was made: this process or machine lacks files or ports
 ├── LookupsBusyError            a name was not looked up, because too many others are
 └── SandboxUnavailableError     no sandbox process can be started
 """
@@ -51,6 +52,10 @@ class AttemptCrashedError(DeliveryError):
 
 class ClaimExpiredError(DeliveryError):
     """Report that no attempt was made before the claim ran out."""
+
+
+class ResourceShortageError(DeliveryError):
+    """Report that no attempt was made, because this process or machine lacks files or ports."""
 
 
 class SandboxUnavailableError(DeliveryError):

@@ -10,7 +10,7 @@ from typing import Final
 
 from delivery.push.attempt import AttemptExecutor, AttemptReport
 from delivery.push.endpoint_state import EndpointEventQueue, EndpointSignal
-from delivery.push.errors import ClaimExpiredError
+from delivery.push.errors import ClaimExpiredError, ResourceShortageError
 from delivery.push.lane import Lane, Lanes
 from delivery.push.outcome_writer import OutcomeWriter
 from delivery.push.rate_limit import TokenClient
@@ -23,6 +23,11 @@ _log = logging.getLogger(__name__)
 
 _MAX_IDLE_SLOTS: Final = 512
 """The slots that are kept without a lane; further ones end."""
+SHORTAGE_PAUSE_S: Final = 0.5
+"""The time before a task that lacked a file is released: it would be claimed again at once.
+
+It is so short that its lane does not count as saturated.
+"""
 
 
 class SlotPool:
@@ -115,6 +120,8 @@ class SlotPool:
                         self._record(lane, await self._attempts.attempt(task, lane, now))
                     except ClaimExpiredError:
                         self._unsent.release_later([task])
+                    except ResourceShortageError:
+                        await self._release_after_pause(lane, task, now)
                     except Exception:
                         self._forget(task)
                         raise
@@ -134,16 +141,26 @@ class SlotPool:
             lane = await next_lane
 
     async def _run_probe(self, lane: Lane, task: DeliveryTask) -> None:
+        now = self._clock.monotonic()
         try:
-            now = self._clock.monotonic()
             self._record(lane, await self._attempts.attempt(task, lane, now, is_probe=True))
         except ClaimExpiredError:
             self._unsent.release_later([task])
+        except ResourceShortageError:
+            await self._release_after_pause(lane, task, now)
         except Exception:
             self._forget(task)
             raise
         finally:
             lane.busy -= 1
+
+    async def _release_after_pause(self, lane: Lane, task: DeliveryTask, started: float) -> None:
+        """Release a task without an attempt; its slot is in use until then."""
+        try:
+            await asyncio.sleep(SHORTAGE_PAUSE_S)
+        finally:
+            lane.on_attempt_done(self._clock.monotonic(), started=started)
+            self._unsent.release_later([task])
 
     def _record(self, lane: Lane, report: AttemptReport) -> None:
         outcome, events = report

@@ -6,11 +6,12 @@ from typing import Final
 import msgspec
 
 from delivery.push.endpoints import Endpoint
+from delivery.push.errors import ResourceShortageError
 from delivery.push.event_items import envelope_of, request_body
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import load_endpoints
 from rooms.db.secrets import Cipher
-from rooms.domain.attempt import AttemptResult
+from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.delivery_identity import DeliveryIdentity
 from rooms.domain.delivery_task import DEFAULT_PRIORITY, DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId
@@ -84,11 +85,15 @@ class PingSender:
             task.envelope = envelope_of(task, None)
         body = request_body(task)
         headers = endpoint.headers(task, body, now_ms // 1000)
-        result = await self._sender.send(
-            endpoint.url,
-            headers,
-            body,
-            organisation=endpoint.organisation,
-            timeout_s=endpoint.timeout_s,
-        )
+        try:
+            result = await self._sender.send(
+                endpoint.url,
+                headers,
+                body,
+                organisation=endpoint.organisation,
+                timeout_s=endpoint.timeout_s,
+            )
+        except ResourceShortageError as exc:
+            detail = f"the webhook was not called, because this service lacks something: {exc}"
+            return AttemptResult(None, ErrorClass.CONNECT, detail, b"", None, 0.0)
         return endpoint.hide_headers(result)

@@ -27,7 +27,8 @@ from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles
 from rooms.api.server.tls_listener import HandshakeOutcome, TlsListener
 from rooms.api.server.uvicorn_server import BoundedServer, http_config
 from rooms.api.streams import StreamTransport
-from rooms.app.process import StopHook, member_name, raise_file_limit, run, stop_on_signals
+from rooms.app.file_limit import FileNeed, allot_connections
+from rooms.app.process import StopHook, member_name, run, stop_on_signals
 from rooms.app.stores import open_own_broker, open_own_magazines, open_sealing, process_registration
 from rooms.backends import DATABASE, address_of
 from rooms.clock import SystemClock
@@ -224,10 +225,17 @@ def run_api(settings: Settings, database_url: str) -> None:
     )
 
 
-def make_connection_registry(settings: Settings, metrics: Metrics) -> ConnectionRegistry:
-    """Bound connections to as many as the system allows this process."""
-    files = raise_file_limit(settings.max_connections + _SPARE_FILES) - _SPARE_FILES
-    connections = max(2, min(settings.max_connections, files))
+def file_need(settings: Settings) -> FileNeed:
+    """Return how many clients the API admits, and the files beside them."""
+    return FileNeed(settings.max_connections, spare=_SPARE_FILES)
+
+
+def make_connection_registry(
+    settings: Settings, metrics: Metrics, connections: int | None = None
+) -> ConnectionRegistry:
+    """Bound connections to as many as the system allows this process, or to a share of them."""
+    if connections is None:
+        (connections,) = allot_connections(file_need(settings))
     bounds = ConnectionLimits(
         connections=connections,
         unauthenticated=settings.max_unauthenticated_connections,
@@ -286,8 +294,12 @@ async def serve_api(
     *,
     stop_hook: StopHook = stop_on_signals,
     metrics: Metrics | None = None,
+    max_connections: int | None = None,
 ) -> None:
-    """Serve until `stop_hook` stops it; counters go to `metrics`, which several parts may share."""
+    """Serve until `stop_hook` stops it; counters go to `metrics`, which several parts may share.
+
+    `max_connections`: its share of those of the process; None: it has the process for itself.
+    """
     async with (
         open_services(settings, database_url, metrics) as services,
         process_registration(settings, database_url, "serve", cipher=services.cipher),
@@ -298,7 +310,7 @@ async def serve_api(
         # Litestar's streams would load anyio's back end from the disk in the middle of a request.
         await asyncio.to_thread(anyio.run, anyio.sleep, 0)
         app = await asyncio.to_thread(make_asgi, services, live)
-        connections = make_connection_registry(settings, services.metrics)
+        connections = make_connection_registry(settings, services.metrics, max_connections)
 
         async def end_streams() -> None:
             live.end()

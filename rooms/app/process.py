@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -74,15 +73,6 @@ class ShutdownGroup:
             yield
         finally:
             self._callbacks.remove(stop)
-
-
-def raise_file_limit(wanted: int) -> int:
-    """Raise this process's file limit as far as allowed, and return how many files it may open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return soft
 
 
 def run(

@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from delivery.maintenance.task import wait_first
-from rooms.app.api import serve_api
+from rooms.app.api import file_need, serve_api
+from rooms.app.file_limit import allot_connections
 from rooms.app.maintenance import serve_maintenance
 from rooms.app.process import ShutdownGroup, first_transient, run, stop_on_signals
 from rooms.app.relay import serve_relay
-from rooms.app.worker import serve_worker
+from rooms.app.worker import FILE_NEED, serve_worker
 from rooms.backend_urls import with_standby_session
 from rooms.db.active_lock import ActiveLock
 from rooms.errors import TransientError
@@ -55,9 +56,22 @@ async def _run(settings: Settings, database_url: str, metrics: Metrics, *, stand
 async def _run_all(
     settings: Settings, database_url: str, metrics: Metrics, shutdown: ShutdownGroup
 ) -> None:
+    clients, webhooks = allot_connections(file_need(settings), FILE_NEED)
     parts = [
-        serve_api(settings, database_url, stop_hook=shutdown.register, metrics=metrics),
-        serve_worker(settings, database_url, stop_hook=shutdown.register, metrics=metrics),
+        serve_api(
+            settings,
+            database_url,
+            stop_hook=shutdown.register,
+            metrics=metrics,
+            max_connections=clients,
+        ),
+        serve_worker(
+            settings,
+            database_url,
+            stop_hook=shutdown.register,
+            metrics=metrics,
+            connections=webhooks,
+        ),
         serve_maintenance(settings, database_url, stop_hook=shutdown.register, metrics=metrics),
     ]
     if settings.uses_relay:

@@ -12,7 +12,8 @@ from delivery.push.http.ssrf import target_policy
 from delivery.push.process import run_push
 from delivery.push.sandbox.client import SandboxClient
 from delivery.push.sandbox.process import SandboxProcess
-from rooms.app.process import StopHook, raise_file_limit, run, stop_on_signals
+from rooms.app.file_limit import FileNeed, allot_connections
+from rooms.app.process import StopHook, run, stop_on_signals
 from rooms.app.stores import open_own_broker, open_sealing, process_registration
 from rooms.clock import SystemClock
 from rooms.domain.ids import IdGenerator
@@ -22,7 +23,7 @@ from rooms.settings import Settings
 
 MAX_CONNECTIONS: Final = 8192
 """The webhook connections of one worker, where the system allows as many."""
-SPARE_FILES: Final = 128
+FILE_NEED: Final = FileNeed(MAX_CONNECTIONS, spare=128)
 
 
 def run_worker(settings: Settings, database_url: str) -> None:
@@ -41,13 +42,16 @@ async def serve_worker(
     *,
     stop_hook: StopHook = stop_on_signals,
     metrics: Metrics | None = None,
+    connections: int | None = None,
 ) -> None:
-    """Attempt until `stop_hook` stops it; `metrics` may be shared by several parts."""
+    """Attempt until `stop_hook` stops it; `metrics` may be shared by several parts.
+
+    `connections`: its share of those of the process; None: it has the process for itself.
+    """
     stop = asyncio.Event()
     metrics = metrics or Metrics()
-    connections = min(
-        MAX_CONNECTIONS, raise_file_limit(MAX_CONNECTIONS + SPARE_FILES) - SPARE_FILES
-    )
+    if connections is None:
+        (connections,) = allot_connections(FILE_NEED)
     limits = HttpLimits(
         max_connections=connections,
         max_per_organisation=settings.organisation_connections or connections // 4,
@@ -63,7 +67,12 @@ async def serve_worker(
             policy.open_guard(observe=metrics.count_name_lookup, on_wait=metrics.count_lookup_wait)
         )
         sender = await stack.enter_async_context(
-            HttpSender(guard, limits=limits, on_wait=metrics.count_connection_wait)
+            HttpSender(
+                guard,
+                limits=limits,
+                on_wait=metrics.count_connection_wait,
+                on_shortage=lambda cause: metrics.webhook_shortages.labels(cause).inc(),
+            )
         )
         isolated = await stack.enter_async_context(
             SandboxClient(

@@ -21,6 +21,7 @@ from delivery.push.http.connection import (
     TlsHttpConnection,
 )
 from delivery.push.http.pool import ConnectionPool
+from delivery.push.http.shortage import ShortageReporter
 from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl
@@ -61,13 +62,19 @@ class HttpSender:
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_wait: Callable[[LimitScope], None] = lambda _scope: None,
+        on_shortage: Callable[[str], None] = lambda _error: None,
     ) -> None:
-        """Configure the sender. `on_wait` gets the limit at which a request waits."""
+        """Configure the sender.
+
+        `on_wait` gets the limit at which a request waits, `on_shortage` the system's error for
+        which a request was not sent.
+        """
         self._resolver = resolver
         self._limits = limits or HttpLimits()
         self._tls = tls
         self._clock = clock
         self._pool = ConnectionPool(self._limits, clock, on_wait)
+        self._shortages = ShortageReporter(on_shortage)
         self._buffer = memoryview(bytearray(_READ_BYTES))
 
     async def __aenter__(self) -> Self:
@@ -90,7 +97,10 @@ class HttpSender:
         organisation: OrganisationId,
         timeout_s: float,
     ) -> AttemptResult:
-        """POST `body` to `target`; see the port."""
+        """POST `body` to `target`; see the port.
+
+        ResourceShortageError: this process or machine cannot connect to anything right now.
+        """
         started = self._clock()
         deadline = started + timeout_s
         key = (organisation, target.origin)
@@ -156,12 +166,16 @@ class HttpSender:
         except BlockedError as exc:
             raise AttemptFailedError(ErrorClass.BLOCKED, str(exc)) from exc
         except UnresolvableError as exc:
+            self._shortages.check_files()
             raise AttemptFailedError(ErrorClass.DNS, str(exc)) from exc
 
     async def _dial(
         self, key: PoolKey, addresses: tuple[str, ...], deadline: float
     ) -> HttpConnection:
-        """Connect to the first vetted address that accepts. Raises AttemptFailedError."""
+        """Connect to the first vetted address that accepts.
+
+        AttemptFailedError, ResourceShortageError.
+        """
         _, (scheme, host, port) = key
         loop = asyncio.get_running_loop()
         tls = self._tls_context() if scheme == "https" else None
@@ -198,6 +212,7 @@ class HttpSender:
                 ):
                     detail = f"{host} closed the connection during the TLS handshake"
                     raise AttemptFailedError(ErrorClass.TLS, detail) from exc
+                self._shortages.check(exc, address, port)
                 failure = AttemptFailedError(
                     ErrorClass.CONNECT, f"cannot connect to {address} port {port}: {exc}"
                 )
@@ -210,6 +225,7 @@ class HttpSender:
                         else f"{address} closed the connection at once"
                     )
                     raise AttemptFailedError(ErrorClass.CLOSED, detail)
+                self._shortages.end()
                 self._pool.add(connection)
                 return connection
         raise failure

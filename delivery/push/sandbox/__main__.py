@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from delivery.push.errors import ResourceShortageError
 from delivery.push.http.client import HttpSender
 from delivery.push.http.ssrf import TargetPolicy
 from delivery.push.sandbox.process import encode_frame, read_frame
@@ -42,13 +43,18 @@ async def _handle_requests(
     tasks = set[asyncio.Task[None]]()
 
     async def attempt(request: dict[str, Any], headers: bytes, body: bytes) -> None:
-        result = await sender.send(
-            PushUrl(**request["target"]),
-            headers,
-            body,
-            organisation=OrganisationId(request["organisation"]),
-            timeout_s=request["timeout_s"],
-        )
+        try:
+            result = await sender.send(
+                PushUrl(**request["target"]),
+                headers,
+                body,
+                organisation=OrganisationId(request["organisation"]),
+                timeout_s=request["timeout_s"],
+            )
+        except ResourceShortageError as exc:
+            shortage = {"number": request["number"], "shortage": str(exc)}
+            _write_frame(result_fd, encode_frame(shortage))
+            return
         response = {
             "number": request["number"],
             "status": result.status,

@@ -14,7 +14,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from delivery.push.errors import AttemptCrashedError, SandboxUnavailableError
+from delivery.push.errors import (
+    AttemptCrashedError,
+    ResourceShortageError,
+    SandboxUnavailableError,
+)
 from delivery.push.http.ssrf import TargetPolicy
 from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.ids import OrganisationId
@@ -113,6 +117,9 @@ class _SandboxChild:
             pending = self._pending.get(response["number"])
             if pending is None or pending.done():
                 continue
+            if "shortage" in response:
+                pending.set_exception(ResourceShortageError(response["shortage"]))
+                continue
             pending.set_result(
                 AttemptResult(
                     status=response["status"],
@@ -169,6 +176,7 @@ class SandboxProcess:
 
         AttemptCrashedError: the process died, or hung and was killed; another attempt may be the
         cause. SandboxUnavailableError: no process could be started, and nothing was attempted.
+        ResourceShortageError: nothing was attempted.
         """
         child = await self._ensure_started()
         result_timeout_s = timeout_s + self._grace_s

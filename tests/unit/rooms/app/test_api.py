@@ -22,14 +22,14 @@ def files(limit: int, asked: list[int]) -> Callable[[int], int]:
 
 def test_there_are_fewer_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("rooms.app.api.raise_file_limit", files(1024, asked))
+    monkeypatch.setattr("rooms.app.file_limit.raise_file_limit", files(1024, asked))
     bounds = make_connection_registry(read_settings({}), Metrics()).limits
     assert asked == [8192 + 256]
     assert (bounds.connections, bounds.unauthenticated, bounds.authenticated) == (768, 2048, 704)
 
 
 def test_settings_override_the_computed_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rooms.app.api.raise_file_limit", files(1 << 20, []))
+    monkeypatch.setattr("rooms.app.file_limit.raise_file_limit", files(1 << 20, []))
     settings = read_settings({
         "ROOMS_MAX_CONNECTIONS": "500", "ROOMS_MAX_UNAUTHENTICATED_CONNECTIONS": "100",
         "ROOMS_MAX_CONNECTIONS_PER_ADDRESS": "7", "ROOMS_TRUSTED_PROXIES": "10.0.0.0/8", "ROOMS_HEAD_TIMEOUT_S": "3",

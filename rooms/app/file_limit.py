@@ -1,0 +1,36 @@
+"""Share the files that the system allows a process among its parts."""
+
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_MIN_CONNECTIONS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FileNeed:
+    """State how many connections a part wants, and how many files it needs beside them."""
+
+    connections: int
+    spare: int
+
+
+def allot_connections(*needs: FileNeed) -> Sequence[int]:
+    """Raise the file limit for all parts of this process, and return the connections of each.
+
+    Where the system allows fewer, each part gets as large a fraction of what it wants.
+    """
+    spare = sum(need.spare for need in needs)
+    wanted = sum(need.connections for need in needs)
+    allowed = max(0, min(wanted, raise_file_limit(wanted + spare) - spare))
+    return [max(_MIN_CONNECTIONS, need.connections * allowed // wanted) for need in needs]
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Raise this process's file limit as far as allowed, and return how many files it may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

@@ -1,0 +1,37 @@
+"""Test how the parts of one process share the files that the system allows it."""
+
+import pytest
+
+from rooms.app.api import file_need
+from rooms.app.file_limit import allot_connections
+from rooms.app.worker import FILE_NEED
+from rooms.settings import read_settings
+
+SPARE = 256 + 128
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [(1 << 20, [8192, 8192]), (8448, [4032, 4032]), (1024, [320, 320]), (100, [2, 2])],
+)
+def test_api_and_worker_of_one_process_have_no_more_connections_than_files(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, expected: list[int]
+) -> None:
+    asked: list[int] = []
+
+    def raised(wanted: int) -> int:
+        asked.append(wanted)
+        return min(wanted, allowed)
+
+    monkeypatch.setattr("rooms.app.file_limit.raise_file_limit", raised)
+    found = allot_connections(file_need(read_settings({})), FILE_NEED)
+    assert found == expected
+    assert asked == [2 * 8192 + SPARE], "the limit is raised for both"
+
+
+def test_each_part_gets_as_large_a_fraction_of_what_it_wants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rooms.app.file_limit.raise_file_limit", lambda _wanted: SPARE + 5096)
+    settings = read_settings({"ROOMS_MAX_CONNECTIONS": "2000"})
+    assert allot_connections(file_need(settings), FILE_NEED) == [1000, 4096]
