@@ -15,6 +15,7 @@ from rooms.app.file_limit import allot_connections
 from rooms.app.maintenance import serve_maintenance
 from rooms.app.process import ShutdownGroup, first_transient, run, stop_on_signals
 from rooms.app.relay import serve_relay
+from rooms.app.standby_checks import checked_standby
 from rooms.app.worker import FILE_NEED, serve_worker
 from rooms.backend_urls import with_standby_session
 from rooms.db.active_lock import ActiveLock
@@ -48,7 +49,8 @@ async def _run(settings: Settings, database_url: str, metrics: Metrics, *, stand
                 settings = replace(
                     settings, election_url=with_standby_session(settings.election_url)
                 )
-            await _run_standby(settings, database_url, metrics, shutdown)
+            async with checked_standby(settings, database_url):
+                await _run_standby(settings, database_url, metrics, shutdown)
         else:
             await _run_all(settings, database_url, metrics, shutdown)
 

@@ -1,5 +1,6 @@
 """Bring a database to the schema that this code needs."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Final
 import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
@@ -21,6 +23,7 @@ from rooms.db.connection import (
     SESSION_ENDED,
     connect_arguments,
 )
+from rooms.db.connection import Connection as AsyncConnection
 from rooms.db.retention.partitions import SHORT_LOCKS, default_partition_bytes, ensure_partitions
 from rooms.db.retention.replace import MAX_DEFAULT_PARTITION_BYTES
 from rooms.errors import StorageRefusedError, StorageUnavailableError
@@ -95,6 +98,29 @@ def migrate(
         ) from exc
     finally:
         engine.dispose()
+
+
+async def describe_missing(connection: AsyncConnection) -> str | None:
+    """Describe what the schema lacks for this version; None: it is of this version, or newer."""
+    found = ""
+    try:
+        cursor = await connection.execute("SELECT version_num FROM alembic_version")
+        if (row := await cursor.fetchone()) is not None:
+            (found,) = row
+    except psycopg.errors.UndefinedTable:
+        pass
+    head, older = await asyncio.to_thread(_own_revisions)
+    if found == head or (found and found not in older):
+        return None
+    return f"the database's schema is {found or 'missing'}, and not {head}: run `rooms migrate`"
+
+
+def _own_revisions() -> tuple[str, frozenset[str]]:
+    """Return the newest revision of this version, and all others."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    revisions = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]
+    return revisions[0], frozenset(revisions[1:])
 
 
 def _open_engine(url: str) -> Engine:

@@ -115,7 +115,7 @@ async def prepare_sealing(connection: Connection, cipher: Cipher, *, refuse_unkn
 
     SettingsError: `refuse_unknown`, and something was sealed with a key that is not there.
     """
-    problem = await _find_unknown(connection, cipher)
+    problem = await find_unknown_keys(connection, cipher)
     if problem is not None and refuse_unknown:
         raise SettingsError([problem])
     if problem is not None:
@@ -124,7 +124,8 @@ async def prepare_sealing(connection: Connection, cipher: Cipher, *, refuse_unkn
         _log.info("the headers of %d subscriptions are sealed now", sealed)
 
 
-async def _find_unknown(connection: Connection, cipher: Cipher) -> str | None:
+async def find_unknown_keys(connection: Connection, cipher: Cipher) -> str | None:
+    """Describe the keys that sealed something and are not there; None: there are none."""
     counts = await count_by_key(connection)
     cipher.reload()
     unknown = {name: n for name, n in counts.items() if name and name not in cipher.key_ids}
