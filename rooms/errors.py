@@ -19,6 +19,7 @@ RoomsError
     ├── ConflictError              the state of the object does not allow this
     │   ├── LeaseExpiredError      every lease of the request has expired
     │   ├── StaleEpochError        another process acts in a later epoch
+    │   ├── KeyReusedError         the Idempotency-Key was used for another request
     │   └── QuotaConflictError     as many as the quota allows exist
     ├── UnauthenticatedError       the API key is missing or unknown
     ├── ForbiddenError             the API key or its organisation may not do this
@@ -122,6 +123,10 @@ class MagazineMissingError(PermanentError):
 
 class ConflictError(PermanentError):
     """Report an object whose state does not allow the request."""
+
+
+class KeyReusedError(ConflictError):
+    """Report an Idempotency-Key that was used for another request."""
 
 
 class LeaseExpiredError(ConflictError):

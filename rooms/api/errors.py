@@ -17,6 +17,7 @@ from rooms.errors import (
     FieldProblem,
     ForbiddenError,
     InvalidError,
+    KeyReusedError,
     LeaseExpiredError,
     MagazineUnavailableError,
     MalformedError,
@@ -33,6 +34,7 @@ from rooms.errors import (
     UnauthenticatedError,
 )
 from rooms.outages import OUTAGES
+from rooms.publishing.batch_bounds import BatchTooCostlyError
 from rooms.validation_messages import validation_message
 
 _log = logging.getLogger(__name__)
@@ -89,7 +91,19 @@ _PROBLEMS: Final[Sequence[tuple[type[RoomsError], HTTPStatus, str, str]]] = (
     (ForbiddenError, HTTPStatus.FORBIDDEN, "forbidden", "The key may not do this"),
     (NotFoundError, HTTPStatus.NOT_FOUND, "not-found", "Not found"),
     (LeaseExpiredError, HTTPStatus.CONFLICT, "late", "The leases have ended"),
+    (
+        KeyReusedError,
+        HTTPStatus.CONFLICT,
+        "idempotency-key-reused",
+        "The Idempotency-Key was used for another request",
+    ),
     (ConflictError, HTTPStatus.CONFLICT, "conflict", "Conflict with the present state"),
+    (
+        BatchTooCostlyError,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "batch-too-costly",
+        "A batch makes too much work",
+    ),
     (TooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", "Beyond a limit"),
     (
         QuotaExceededError,

@@ -4,9 +4,9 @@ The idempotency key of a batch is the prefix and the byte offset of its first li
 cut into the same batches each time. A repeated upload therefore sends the same keys, and publishes
 nothing twice while the service knows them, for 24 hours.
 
-A batch that asks too much of the service (413), such as too many deliveries, is sent in halves. Its
-first half has the same key. So where an earlier upload sent halves, the whole batch is refused as
-other content (409), and halves are tried then too.
+A batch that makes too much work in its room (413) is sent in halves. Its first half has the same
+key. So where an earlier upload sent halves, the key of the whole batch was used for another request
+(409), and halves are tried then too.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -242,7 +241,7 @@ class UploadError(CliError):
             if self.published
             else "nothing of this run is published"
         )
-        if _is_conflict(self.cause):
+        if _is_key_reused(self.cause):
             return [
                 f"{before}. This part of the file was published before with other content:",
                 "use the same --batch-size again, or --again to publish all of it again",
@@ -293,9 +292,9 @@ class Upload:
             error = UploadError(
                 exc, batch, published=self.published, prefix=self.prefix, again=self.again
             )
-            if count == 1 or not (_is_too_large(exc) or _is_conflict(exc)):
+            if count == 1 or not (_is_too_costly(exc) or _is_key_reused(exc)):
                 raise error from exc
-            if _is_conflict(exc):
+            if _is_key_reused(exc):
                 yield from self._send_again_in_halves(batch, error)
                 return
             self.max_messages = (count + 1) // 2
@@ -351,9 +350,9 @@ class Upload:
         raise AssertionError("the last try returns or raises")
 
 
-def _is_too_large(cause: CliError) -> bool:
-    return isinstance(cause, ProblemError) and cause.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+def _is_too_costly(cause: CliError) -> bool:
+    return isinstance(cause, ProblemError) and cause.kind == "batch-too-costly"
 
 
-def _is_conflict(cause: CliError) -> bool:
-    return isinstance(cause, ProblemError) and cause.status == HTTPStatus.CONFLICT
+def _is_key_reused(cause: CliError) -> bool:
+    return isinstance(cause, ProblemError) and cause.kind == "idempotency-key-reused"

@@ -76,6 +76,11 @@ class ProblemError(CliError):
                 found.append((str(where), str(error.get("message") or error.get("detail") or "")))
         return found
 
+    @property
+    def kind(self) -> str:
+        """Return the last part of the problem's type, such as `conflict`."""
+        return str(self.problem.get("type") or "").rpartition(":")[2]
+
     def describe(self) -> dict[str, Any]:
         return {"status": self.status, **self.problem}
 

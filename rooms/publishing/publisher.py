@@ -9,9 +9,9 @@ from typing import Any, Final
 from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.errors import (
-    ConflictError,
     ForbiddenError,
     InvalidError,
+    KeyReusedError,
     NotFoundError,
     QuotaExceededError,
     QuotaTooLargeError,
@@ -469,7 +469,7 @@ class Publisher:
 
     def _replay(self, request_hash: bytes, first_hash: bytes, answer: bytes) -> PublishResult:
         if request_hash != first_hash:
-            raise ConflictError("this Idempotency-Key was used in this room with another request")
+            raise KeyReusedError("this Idempotency-Key was used in this room with another request")
         self._publish_metrics.count_duplicate()
         return PublishResult(_HTTP_ACCEPTED, answer, replayed=True)
 

@@ -254,7 +254,10 @@ class FakeRooms:
         if key in self.known:
             if self.known[key] != seen.raw:
                 return problem(
-                    409, "Conflict with the present state", "the key was used with another body"
+                    409,
+                    "The Idempotency-Key was used for another request",
+                    "the key was used with another body",
+                    kind="idempotency-key-reused",
                 )
             self.headers = {"Idempotent-Replayed": "true"}
             return 202, {"messages": []}
@@ -359,11 +362,15 @@ def page(seen: Seen, items: list[dict[str, Any]]) -> Answer:
 
 
 def problem(
-    status: int, title: str, detail: str, errors: list[tuple[str, str]] | None = None
+    status: int,
+    title: str,
+    detail: str,
+    errors: list[tuple[str, str]] | None = None,
+    kind: str = "x",
 ) -> Answer:
     reported = [{"field": where, "message": message} for where, message in errors or []]
     return status, {
-        "type": "urn:rooms:problem:x",
+        "type": f"urn:rooms:problem:{kind}",
         "title": title,
         "status": status,
         "detail": detail,

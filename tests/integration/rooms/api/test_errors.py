@@ -160,6 +160,38 @@ async def test_a_body_beyond_the_limit_is_refused_however_it_comes(database: str
         assert (await api.call("POST", "/rooms", json=room_body())).status_code == 201
 
 
+async def test_the_types_tell_what_an_upload_can_mend(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line sends such batches in halves (`rooms.cli.bulk_publish`)."""
+    made = await api.room()
+    types, subscriptions = (
+        f"/rooms/{made['id']}/{name}" for name in ("event-types", "subscriptions")
+    )
+    assert (await api.call("POST", types, json={"name": "paid", "schema": {}})).status_code == 201
+    for name in ("a", "b"):
+        body = {"name": name, "type": "PULL"}
+        assert (await api.call("POST", subscriptions, json=body)).status_code == 201
+
+    async def publish(count: int, key: str) -> tuple[int, str | None]:
+        answer = await api.call(
+            "POST",
+            f"/rooms/{made['id']}/messages/batch",
+            json={
+                "messages": [{"event_type": "paid", "payload": number} for number in range(count)]
+            },
+            headers={"Idempotency-Key": key},
+        )
+        return answer.status_code, answer.json().get("type")
+
+    assert await publish(1, "first") == (202, None)
+    reused = "urn:rooms:problem:idempotency-key-reused"
+    assert await publish(2, "first") == (409, reused)
+    monkeypatch.setattr("rooms.publishing.batch_bounds.MAX_BATCH_DELIVERIES", 3)
+    assert await publish(2, "second") == (413, "urn:rooms:problem:batch-too-costly")
+    assert await publish(1, "second") == (202, None)
+
+
 async def test_a_rate_limited_key_gets_retry_after(database: str) -> None:
     async with open_api(database, ROOMS_RATE_LIMIT_PER_S="5") as api:
         api.services.rate_limiter._buckets._monotonic = lambda: 1000.0

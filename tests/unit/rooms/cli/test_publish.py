@@ -149,7 +149,12 @@ def test_another_batch_size_publishes_nothing_twice(
 def refuse_more_than(most: int) -> Callable[[Seen], Answer | None]:
     def interfere(seen: Seen) -> Answer | None:
         if seen.path.endswith("/batch") and len(seen.body["messages"]) > most:
-            return problem(413, "Request too costly", "the batch makes too many deliveries")
+            return problem(
+                413,
+                "A batch makes too much work",
+                "the messages make too many deliveries",
+                kind="batch-too-costly",
+            )
         return None
 
     return interfere
@@ -198,6 +203,31 @@ def test_one_message_that_is_too_large_ends_the_upload(
     assert result.exit_code == 1
     assert "lines 1 to 1 were not accepted" in result.stderr
     assert published(fake) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(409, "conflict"), (413, "too-large"), (422, "invalid")]
+)
+def test_a_message_that_is_refused_refuses_its_whole_batch(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path, status: int, kind: str
+) -> None:
+    path = tmp_path / "m.ndjson"
+    path.write_bytes(messages(20))
+
+    def interfere(seen: Seen) -> Answer | None:
+        if seen.path.endswith("/batch") and b'"n":17}' in seen.raw:
+            return problem(status, "Refused", "messages[7]: it cannot be published", kind=kind)
+        return None
+
+    fake.interfere = interfere
+    result = terminal.run("publish", "orders", "--file", str(path), "--batch-size", "10")
+    assert result.exit_code == 1
+    assert "lines 11 to 20 were not accepted" in result.stderr
+    assert "messages[7]: it cannot be published" in result.stderr
+    assert "--from-line 11" in result.stderr
+    assert "--idempotency-prefix" in result.stderr
+    assert published(fake) == list(range(10))
+    assert batch_sizes(fake) == [10, 10]
 
 
 def test_interrupted_upload_resumes(
