@@ -160,7 +160,7 @@ async def test_a_body_beyond_the_limit_is_refused_however_it_comes(database: str
         assert (await api.call("POST", "/rooms", json=room_body())).status_code == 201
 
 
-async def test_the_types_tell_what_an_upload_can_mend(
+async def test_types_of_problems_show_what_an_upload_can_mend(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command line sends such batches in halves (`rooms.cli.bulk_publish`)."""
