@@ -3,7 +3,10 @@
 import json
 import socket
 from collections.abc import Mapping
+from typing import Final
 from urllib.parse import urlsplit
+
+_READ_BYTES: Final = 64 * 1024
 
 
 class Talk:
@@ -12,6 +15,8 @@ class Talk:
     def __init__(self, url: str, *, password: str | None = None, version: str = "1.2") -> None:
         parts = urlsplit(url)
         self._socket = socket.create_connection((parts.hostname, parts.port), timeout=30)
+        self._received = bytearray()
+        self._searched = 0
         self.greeting = self.ask(
             "CONNECT",
             {
@@ -36,12 +41,18 @@ class Talk:
 
     def next(self) -> str:
         """Return the next frame, or an empty string at the end of the connection."""
-        frame = b""
-        while not frame.endswith(b"\0"):
-            if not (part := self._socket.recv(1)):
-                return frame.decode().lstrip("\n")
-            frame += part
-        return frame.decode().lstrip("\n").rstrip("\0")
+        while (end := self._received.find(b"\0", self._searched)) < 0:
+            self._searched = len(self._received)
+            if not (part := self._socket.recv(_READ_BYTES)):
+                return self._take(len(self._received)).lstrip("\n")
+            self._received += part
+        return self._take(end + 1).lstrip("\n").rstrip("\0")
+
+    def _take(self, size: int) -> str:
+        taken = self._received[:size].decode()
+        del self._received[:size]
+        self._searched = 0
+        return taken
 
     def close(self) -> None:
         self._socket.close()
