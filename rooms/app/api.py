@@ -203,8 +203,15 @@ def make_asgi(services: ApiServices, live: LiveStreams | None = None) -> App:
 
     `live`: the console's streams, which the caller ends.
     """
+    return put_fast_routes_before(
+        Console(services, create_app(services), live or LiveStreams()), services
+    )
+
+
+def put_fast_routes_before(app: App, services: ApiServices) -> App:
+    """Return the hot routes, and `app` behind them for all others."""
     return FastRoutes(
-        Console(services, create_app(services), live or LiveStreams()),
+        app,
         authenticate=functools.partial(authenticate, services),
         authenticate_cached=functools.partial(authenticate_cached, services),
         publisher=services.publisher,

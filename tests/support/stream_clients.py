@@ -5,17 +5,18 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 
 from delivery.pull.dispatch import ConsumerState
+from rooms.api.fast_routes import App
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.uvicorn_server import BoundedServer as HttpServer
 from rooms.api.server.uvicorn_server import http_config
-from rooms.app.api import make_asgi
+from rooms.app.api import put_fast_routes_before
 from tests.integration.rooms.api.conftest import Api
 from tests.support.pull_service import PATIENCE_S
 
@@ -136,11 +137,13 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(api: Api, **settings: Any) -> AsyncIterator[Server]:
-    """The API on a port of its own, in this process."""
+async def serving(api: Api, app: App | None = None, **settings: Any) -> AsyncIterator[Server]:
+    """The API on a port of its own, in this process; `app`: what is served instead, with more."""
     connections = ConnectionRegistry(ConnectionLimits(), count_closed=lambda _: None)
-    app = await asyncio.to_thread(make_asgi, api.services)
-    config = http_config(app, registry=connections)
+    # The application that `api` has is complete but for the console: another one takes longer than
+    # most tests.
+    served = app or put_fast_routes_before(cast(Any, api.app), api.services)
+    config = http_config(served, registry=connections)
     for name, value in settings.items():
         setattr(config, name, value)
     server = HttpServer(config, connections, before_drain=api.services.pull_service.end_polls)

@@ -11,6 +11,7 @@ import pytest
 
 from delivery.pull.quota import ConsumerQuota
 from rooms.api.server.responses import SECURITY_HEADERS
+from rooms.app.api import make_asgi
 from tests.integration.rooms.api.conftest import Api
 from tests.support.pull_service import until
 from tests.support.stream_clients import Server, serving
@@ -18,7 +19,7 @@ from tests.support.stream_clients import Server, serving
 
 @pytest.fixture
 async def server(api: Api) -> AsyncIterator[Server]:
-    async with serving(api) as opened:
+    async with serving(api, await asyncio.to_thread(make_asgi, api.services)) as opened:
         yield opened
 
 

@@ -4,13 +4,14 @@ Every change is made only in the database, as another process makes it: nothing 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from delivery.pull import access
 from delivery.pull.service import PullService
 from delivery.pull.stream import EndReason
 from rooms.api.streams import CLOSE_CODES
@@ -60,6 +61,30 @@ KEPT = {
     "wider networks": KEY.format("networks = NULL"),
     "paused": SUBSCRIPTION.format("paused"),
 }
+
+FREQUENT: Mapping[str, float] = {"CHECK_INTERVAL_S": 0.1, "_CHECK_SHARE": 5}
+"""Pauses between checks by which a test need not wait for a second or two."""
+OF_THE_PRODUCT: Mapping[str, float] = {}
+
+
+def cases(*changes: str) -> list[Any]:
+    """Return each change at frequent checks, and one at the pauses of the product."""
+    return [
+        *(pytest.param(change, FREQUENT, id=change) for change in changes),
+        pytest.param("revoked", OF_THE_PRODUCT, id="revoked, at the pauses of the product"),
+    ]
+
+
+@pytest.fixture
+def pauses() -> Mapping[str, float]:
+    return FREQUENT
+
+
+@pytest.fixture(autouse=True)
+def _checks(pauses: Mapping[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the pauses before the service starts, which begins with the first one."""
+    for name, value in pauses.items():
+        monkeypatch.setattr(access, name, value)
 
 
 @dataclass
@@ -112,7 +137,7 @@ async def server(place: Place) -> AsyncIterator[Server]:
         yield opened
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "pauses"), cases(*CHANGES))
 async def test_events_end(server: Server, place: Place, change: str) -> None:
     statement, reason = CHANGES[change]
     async with server.events(f"{place.path}/stream", "theirs") as events:
@@ -124,7 +149,8 @@ async def test_events_end(server: Server, place: Place, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["revoked", "organisation suspended", "subscription suspended", "room deleted"]
+    ("change", "pauses"),
+    cases("revoked", "organisation suspended", "subscription suspended", "room deleted"),
 )
 async def test_a_websocket_is_closed(server: Server, place: Place, change: str) -> None:
     statement, reason = CHANGES[change]
@@ -140,7 +166,7 @@ async def test_a_websocket_is_closed(server: Server, place: Place, change: str) 
     assert closed.value.rcvd.code == CLOSE_CODES[EndReason(reason)]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "pauses"), cases(*CHANGES))
 async def test_a_waiting_poll_ends(place: Place, change: str) -> None:
     statement, reason = CHANGES[change]
     poll = asyncio.create_task(place.poll())
@@ -229,6 +255,7 @@ async def test_a_suspended_subscription_is_held_and_continues(server: Server, pl
         assert message["payload"] == "held"
 
 
+@pytest.mark.parametrize("pauses", [OF_THE_PRODUCT], ids=["pauses of the product"])
 async def test_one_check_serves_all_consumers(server: Server, place: Place) -> None:
     """No statement is made for a single poll or stream: there are two for each check."""
     asked: list[int] = []
