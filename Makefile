@@ -5,8 +5,9 @@ EXTRAS ?= dev,full,spark
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest
-# Each process that starts would compile its modules where PYTHONDONTWRITEBYTECODE is set.
+# Where PYTHONDONTWRITEBYTECODE is set, each process of a run would rewrite the asserts of all tests,
+# and each process that starts would compile its modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 COMPILE := $(BIN)/python -m compileall -q
 # Tests mostly wait for servers, so they run in several processes, each with its own servers.
 WORKERS ?= 2
