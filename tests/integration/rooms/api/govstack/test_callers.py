@@ -85,17 +85,24 @@ async def test_every_role_gets_its_answer(installation: GovStack) -> None:
     found = {}
     for route in EXPECTED:
         codes = ""
+        renewed = False
         for role in ROLES:
-            await gov.call("DELETE", f"/api/v1/subs/{MADE}", SUBSCRIBER)
-            item = await gov.subscribe()
-            event, publisher = await gov.publish(), await add_publisher(gov)
-            await gov.pull()
+            # What was refused changed nothing.
+            if not renewed:
+                await gov.call("DELETE", f"/api/v1/subs/{MADE}", SUBSCRIBER)
+                item = await gov.subscribe()
+                event, publisher = await gov.publish(), await add_publisher(gov)
+                await gov.pull()
+                renewed = True
             if "subs" in route and role == SUBSCRIBER and route.startswith("POST"):
                 await gov.call("DELETE", f"/api/v1/subs/{MADE}", SUBSCRIBER)
+                renewed = False
             method, path = place(route, event, item["id"], publisher)
             answer = await gov.send(method, path, role, json=BODIES.get(route))
             assert answer.status_code < 500, (route, role, answer.text)
             codes += {403: "3", 404: "4"}.get(answer.status_code, "+")
+            if answer.is_success:
+                renewed = False
             if role == OWNER and answer.is_success:
                 await gov.call("DELETE", f"/api/v1/subs/{MADE}", OWNER)
         found[route] = codes
