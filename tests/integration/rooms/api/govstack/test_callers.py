@@ -63,6 +63,15 @@ async def add_publisher(gov: GovStack) -> str:
     return str((await gov.api.made(f"/rooms/{gov.room}/grants", body, OWNER))["id"])
 
 
+async def renew(gov: GovStack) -> tuple[str, str, str]:
+    """Return the ids of a new event, which is pulled, and of a new subscription and publisher."""
+    await gov.call("DELETE", f"/api/v1/subs/{MADE}", SUBSCRIBER)
+    item = await gov.subscribe()
+    event, publisher = await gov.publish(), await add_publisher(gov)
+    await gov.pull()
+    return event, item["id"], publisher
+
+
 @pytest.fixture
 async def installation(gov: GovStack) -> GovStack:
     gov.api.keys[INSTALLATION] = await make_key(gov.api.services, INSTALLATION, Scope.PLATFORM)
@@ -85,24 +94,20 @@ async def test_every_role_gets_its_answer(installation: GovStack) -> None:
     found = {}
     for route in EXPECTED:
         codes = ""
-        renewed = False
+        things: tuple[str, str, str] | None = None
         for role in ROLES:
             # What was refused changed nothing.
-            if not renewed:
-                await gov.call("DELETE", f"/api/v1/subs/{MADE}", SUBSCRIBER)
-                item = await gov.subscribe()
-                event, publisher = await gov.publish(), await add_publisher(gov)
-                await gov.pull()
-                renewed = True
+            if things is None:
+                things = await renew(gov)
+            method, path = place(route, *things)
             if "subs" in route and role == SUBSCRIBER and route.startswith("POST"):
                 await gov.call("DELETE", f"/api/v1/subs/{MADE}", SUBSCRIBER)
-                renewed = False
-            method, path = place(route, event, item["id"], publisher)
+                things = None
             answer = await gov.send(method, path, role, json=BODIES.get(route))
             assert answer.status_code < 500, (route, role, answer.text)
             codes += {403: "3", 404: "4"}.get(answer.status_code, "+")
             if answer.is_success:
-                renewed = False
+                things = None
             if role == OWNER and answer.is_success:
                 await gov.call("DELETE", f"/api/v1/subs/{MADE}", OWNER)
         found[route] = codes
