@@ -4,7 +4,7 @@ A machine without Chromium skips these tests; in CI they fail.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 _FAILING: Final = frozenset({"serious", "critical"})
+_OF_LAYOUT: Final = (
+    "aria-hidden-focus",
+    "button-name",
+    "color-contrast",
+    "label",
+    "link-in-text-block",
+    "link-name",
+    "nested-interactive",
+    "scrollable-region-focusable",
+    "select-name",
+    "summary-name",
+)
+"""Rules of axe whose result depends on what a layout shows, and how."""
 
 
 @contextmanager
@@ -74,36 +87,60 @@ class Watched:
         return answer.status
 
     def accessibility_problems(
-        self, frame: "Frame | None" = None, *, only: str | None = None
+        self, frame: "Frame | None" = None, *, only: Sequence[str] = ()
     ) -> list[str]:
         """Return each rule of axe that the page, or a frame in it, breaks seriously.
 
-        With the elements. `only`: the one rule that is looked at.
+        With the elements. `only`: the rules that are looked at, by default all.
         """
         from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
-        options = {"resultTypes": ["violations"]} | ({"runOnly": [only]} if only else {})
-        found = Axe().run(frame or self.page, options=options).response["violations"]
+        options = {"resultTypes": ["violations"]} | ({"runOnly": [*only]} if only else {})
+        document = frame or self.page
+        # Half a megabyte, which takes longer than some of its rules.
+        axe = Axe("null") if document.evaluate("'axe' in window") else Axe()
+        found = axe.run(document, options=options).response["violations"]
         return [
             f"{one['id']}: {one['help']}: {[node['target'] for node in one['nodes']][:5]}"
             for one in found
             if one["impact"] in _FAILING
         ]
 
-    def page_problems(self, path: str) -> list[str]:
-        """Open a page and return what is wrong with it, in either colour scheme."""
+    def page_problems(self, path: str, *, narrow_px: int | None = None) -> list[str]:
+        """Open a page and return what is wrong with it, in either colour scheme.
+
+        `narrow_px`: a second width of the window.
+        """
         if (status := self.open(path)) != HTTPStatus.OK:
             return [f"{path}: {status}"]
-        found = self.accessibility_problems()
+        found = self.accessibility_problems() + self._layout_problems()
+        if narrow_px is not None:
+            with self.width(narrow_px):
+                narrow = self.accessibility_problems(only=_OF_LAYOUT) + self._layout_problems()
+            found += [f"{narrow_px} px wide: {one}" for one in narrow]
+        return [f"{path}: {one}" for one in found]
+
+    def _layout_problems(self) -> list[str]:
         # Nothing but colours differs. Without motion, they change at once.
         self.page.emulate_media(color_scheme="dark", reduced_motion="reduce")
-        found += [f"dark: {one}" for one in self.accessibility_problems(only="color-contrast")]
+        found = [f"dark: {one}" for one in self.accessibility_problems(only=["color-contrast"])]
         self.page.emulate_media(color_scheme="light", reduced_motion="reduce")
         if (overflow := self.overflow_px()) > 0:
             found.append(f"{overflow} px wider than the window")
         if (headings := self.page.locator("h1").count()) != 1:
             found.append(f"{headings} headings of the first level")
-        return [f"{path}: {one}" for one in found]
+        return found
+
+    @contextmanager
+    def width(self, width_px: int) -> Iterator[None]:
+        """Have a window of this width for as long as the context lasts; the page stays."""
+        size = self.page.viewport_size
+        assert size is not None
+        self.page.set_viewport_size({"width": width_px, "height": size["height"]})
+        try:
+            yield
+        finally:
+            self.page.set_viewport_size(size)
 
     def overflow_px(self) -> int:
         """Return by how much the page is wider than the window."""

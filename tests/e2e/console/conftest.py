@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.console.world import World, build_world
 from tests.support.chromium import Watched, chromium
+from tests.support.second_api import second_api
 from tests.support.service import Service
 from tests.support.webhook_sink import Sink
 
@@ -30,18 +31,28 @@ def world(embedded_service: Service, sink: Sink) -> World:
     return build_world(embedded_service, sink)
 
 
+@pytest.fixture(scope="package")
+def frequent_port(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Serve the same world by another process of the API, whose open pages change at once."""
+    log = tmp_path_factory.mktemp("frequent") / "log"
+    with second_api(world.service, "tests.support.frequent_pages", log) as port:
+        yield port
+
+
 @pytest.fixture
 def opened(browser: "Browser", world: World) -> Iterator[Open]:
-    """Open a window that is signed in with roles: `opened(*roles, width=, scripts=)`."""
+    """Open a window that is signed in with roles: `opened(*roles, width=, scripts=, port=)`."""
     with ExitStack() as stack:
 
-        def open_window(*roles: str, width: int = 1280, scripts: bool = True) -> Watched:
+        def open_window(
+            *roles: str, width: int = 1280, scripts: bool = True, port: int = world.service.port
+        ) -> Watched:
             context = browser.new_context(
                 viewport={"width": width, "height": 900},
                 java_script_enabled=scripts,
             )
             stack.callback(context.close)
-            window = Watched(context.new_page(), f"127.0.0.1:{world.service.port}")
+            window = Watched(context.new_page(), f"127.0.0.1:{port}")
             body = {"name": "ada", "roles": list(roles or ("platform", "owner"))}
             window.open(world.service.post("/sign-in-links", body)["path"])
             window.page.get_by_role("button", name="Sign in").click()

@@ -2,8 +2,6 @@
 
 from http import HTTPStatus
 
-import pytest
-
 from rooms.console.live import MAX_PAUSE_S
 from tests.e2e.console.conftest import Open
 from tests.e2e.console.world import World
@@ -11,14 +9,29 @@ from tests.e2e.console.world import World
 WIDE, NARROW = 1280, 390
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_every_page_is_accessible_and_keeps_to_itself(
-    opened: Open, world: World, width: int
+def test_every_page_is_accessible_and_every_link_of_it_leads_to_another(
+    opened: Open, world: World
 ) -> None:
-    window = opened(width=width)
-    problems = [one for path in world.pages() for one in window.page_problems(path)]
+    """In one walk, as loading all pages takes most of the time."""
+    window = opened()
+    problems: list[str] = []
+    leads: dict[str, str] = {}
+    for path in world.pages():
+        problems += window.page_problems(path, narrow_px=NARROW)
+        links = window.page.locator("a[href^='/']").evaluate_all(
+            "links => links.map(link => link.getAttribute('href').split('#')[0])"
+        )
+        assert links, path
+        leads |= dict.fromkeys(links, path)
     assert not problems, "\n".join(problems)
     window.check()
+    broken = []
+    for target, path in leads.items():
+        status = window.page.request.get(f"http://{window.url}{target}").status
+        # A receipt is made later than its page.
+        if status != HTTPStatus.OK and not target.endswith("/receipt"):
+            broken.append(f"{path}: {target}: {status}")
+    assert not broken, "\n".join(broken)
 
 
 def test_a_dark_page_with_too_little_contrast_is_found(opened: Open) -> None:
@@ -29,22 +42,15 @@ def test_a_dark_page_with_too_little_contrast_is_found(opened: Open) -> None:
     assert any(one.startswith("/console: dark: color-contrast") for one in problems), problems
 
 
-def test_every_link_leads_to_a_page(opened: Open, world: World) -> None:
+def test_a_page_that_only_a_narrow_window_cuts_is_found(opened: Open) -> None:
     window = opened()
-    leads: dict[str, str] = {}
-    for path in world.pages():
-        window.open(path)
-        links = window.page.locator("a[href^='/']").evaluate_all(
-            "links => links.map(link => link.getAttribute('href').split('#')[0])"
-        )
-        leads |= dict.fromkeys(links, path)
-    broken = []
-    for target, path in leads.items():
-        status = window.page.request.get(f"http://{window.url}{target}").status
-        # A receipt is made later than its page.
-        if status != HTTPStatus.OK and not target.endswith("/receipt"):
-            broken.append(f"{path}: {target}: {status}")
-    assert not broken, "\n".join(broken)
+    rule = "@media (max-width: 400px) { h1 { width: 500px; } h1, h1 * { color: #ccc; } }"
+    window.page.route("**/*.css*", lambda route: route.fulfill(body=rule, content_type="text/css"))
+    problems = window.page_problems("/console", narrow_px=NARROW)
+    prefix = f"/console: {NARROW} px wide: "
+    assert [one for one in problems if "color-contrast" in one and prefix in one], problems
+    assert [one for one in problems if "px wider than the window" in one and prefix in one]
+    assert all(one.startswith(prefix) for one in problems if "dark" not in one), problems
 
 
 def test_every_page_can_be_read_without_scripts(opened: Open, world: World) -> None:
@@ -55,8 +61,8 @@ def test_every_page_can_be_read_without_scripts(opened: Open, world: World) -> N
     window.check()
 
 
-def test_a_page_changes_while_it_is_open(opened: Open, world: World) -> None:
-    window = opened()
+def test_a_page_changes_while_it_is_open(opened: Open, world: World, frequent_port: int) -> None:
+    window = opened(port=frequent_port)
     window.open("/console")
     window.page.locator("#live-state", has_text="live").wait_for()
     pull = window.page.locator("li.tile", has_text="PULL").locator("strong")
@@ -73,8 +79,10 @@ def test_a_page_changes_while_it_is_open(opened: Open, world: World) -> None:
     window.check()
 
 
-def test_what_a_person_uses_stays_while_the_page_changes(opened: Open, world: World) -> None:
-    window = opened()
+def test_what_a_person_uses_stays_while_the_page_changes(
+    opened: Open, world: World, frequent_port: int
+) -> None:
+    window = opened(port=frequent_port)
     window.open(f"/console/subscriptions/{world.failing}/deliveries")
     page = window.page
     page.locator("#live-state", has_text="live").wait_for()

@@ -282,13 +282,14 @@ def test_no_other_site_and_no_other_page_is_framed(
             assert any("frame-ancestors" in one for one in view.errors), (address, view.errors)
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_every_page_of_the_portal_is_accessible_and_keeps_to_itself(
-    opened: Open, secure: tuple[World, str], width: int
+    opened: Open, secure: tuple[World, str]
 ) -> None:
-    world, window = secure[0], opened(width=width)
+    world, window = secure[0], opened()
     window.open(link_to(world))
-    problems = [one for path in world.portal_pages() for one in window.page_problems(path)]
+    problems = [
+        one for path in world.portal_pages() for one in window.page_problems(path, narrow_px=NARROW)
+    ]
     assert not problems, "\n".join(problems)
     window.check()
 

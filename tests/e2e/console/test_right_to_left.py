@@ -4,22 +4,16 @@ Oracle: nothing is wider than the window or cut off, wide or narrow; ids, code, 
 are read from left to right, and the rest from right to left.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
-from rooms.local.services import free_port
 from tests.e2e.console.test_pages import NARROW, WIDE
 from tests.e2e.console.world import World
 from tests.support.chromium import Watched
-from tests.support.polling import until
 from tests.support.right_to_left import LANGUAGE
-from tests.support.service import STOP_S, environment_of
+from tests.support.second_api import second_api
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -48,36 +42,15 @@ NOT_TURNED = """() => ['h1', 'p', 'table', 'th:not(.num)', 'label']
 @pytest.fixture(scope="module")
 def turned_port(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Serve the same world by another process of the API, with a language that is turned."""
-    port = free_port()
-    log: Path = tmp_path_factory.mktemp("turned") / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.right_to_left", "serve"],
-            env=environment_of(world.service.data, port),
-            stdout=output,
-            stderr=output,
-        )
-    try:
-
-        def answers() -> bool:
-            assert process.poll() is None, log.read_text()
-            try:
-                return httpx.get(f"http://127.0.0.1:{port}/health/live").is_success
-            except httpx.TransportError:
-                return False
-
-        until(answers, "the other process of the API")
+    log = tmp_path_factory.mktemp("turned") / "log"
+    with second_api(world.service, "tests.support.right_to_left", log) as port:
         yield port
-    finally:
-        process.terminate()
-        process.wait(STOP_S)
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_every_page_is_turned_and_nothing_is_cut(
-    browser: "Browser", world: World, turned_port: int, width: int
+    browser: "Browser", world: World, turned_port: int
 ) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 900}, locale=LANGUAGE)
+    context = browser.new_context(viewport={"width": WIDE, "height": 900}, locale=LANGUAGE)
     try:
         window = Watched(context.new_page(), f"127.0.0.1:{turned_port}")
         body = {"name": "ada", "roles": ["platform", "owner"]}
@@ -87,15 +60,23 @@ def test_every_page_is_turned_and_nothing_is_cut(
         problems: list[str] = []
         for path in world.pages():
             status = window.open(path)
-            page = window.page
-            if status != 200 or page.locator("html").get_attribute("dir") != "rtl":
+            if status != 200 or window.page.locator("html").get_attribute("dir") != "rtl":
                 problems.append(f"{path}: {status}")
                 continue
-            if window.overflow_px() > 0:
-                problems.append(f"{path}: {window.overflow_px()} px wider than the window")
-            for what, script in (("cut", CUT), ("turned", TURNED), ("not turned", NOT_TURNED)):
-                problems += [f"{path}: {what}: {one}" for one in page.evaluate(script)]
+            for width in (WIDE, NARROW):
+                with window.width(width):
+                    problems += [f"{path}: {width} px: {one}" for one in layout_problems(window)]
         assert not problems, "\n".join(problems)
         window.check()
     finally:
         context.close()
+
+
+def layout_problems(window: Watched) -> list[str]:
+    """Return what is cut, and what is read in the wrong direction."""
+    found = []
+    if (overflow := window.overflow_px()) > 0:
+        found.append(f"{overflow} px wider than the window")
+    for what, script in (("cut", CUT), ("turned", TURNED), ("not turned", NOT_TURNED)):
+        found += [f"{what}: {one}" for one in window.page.evaluate(script)]
+    return found
