@@ -138,8 +138,8 @@ class Contract:
         return found
 
 
-def test_every_documented_answer_is_given_and_fits_its_schema(service: Service) -> None:
-    members, contract = Members.open(service), Contract(service)
+def test_every_documented_answer_is_given_and_fits_its_schema(embedded_service: Service) -> None:
+    members, contract = Members.open(embedded_service), Contract(embedded_service)
 
     def call(
         method: str, path: str, expected: int, role: str = OWNER, body: Any = None, **more: Any
@@ -206,7 +206,7 @@ def test_every_documented_answer_is_given_and_fits_its_schema(service: Service) 
     call("POST", one_sub, 200, SUBSCRIBER, {"eventType": MADE})
     call("GET", pull, 409, SUBSCRIBER)
 
-    elsewhere = Members.open(service)
+    elsewhere = Members.open(embedded_service)
     for name in (MADE, SPARE):
         elsewhere.v1("DELETE", f"/rooms/{elsewhere.room}/event-types/{name}", OWNER)
     contract.check(f"GET {types}", elsewhere.r1("GET", types, OWNER), 204)
@@ -228,12 +228,12 @@ def test_every_documented_answer_is_given_and_fits_its_schema(service: Service) 
                            {409} if name.startswith("PATCH") else set()), (name, missing)  # fmt: skip
 
 
-def test_no_answer_is_undocumented(service: Service) -> None:
+def test_no_answer_is_undocumented(embedded_service: Service) -> None:
     """Run Schemathesis on both documents, with paths of what exists and bodies right and wrong."""
-    members = Members.open(service)
+    members = Members.open(embedded_service)
     failures = []
     for document in ("/r1/openapi.json", "/rooms/openapi.json"):
-        schema = schemathesis.openapi.from_url(f"{service.url}{document}")
+        schema = schemathesis.openapi.from_url(f"{embedded_service.url}{document}")
         operations = [one.ok() for one in schema.get_all_operations() if isinstance(one, Ok)]
         assert len(operations) >= 14
         failures += [_probe(operation, members) for operation in operations]

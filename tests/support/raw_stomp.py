@@ -67,11 +67,20 @@ def make_queue(talk: Talk, name: str, address: str, *, selector: str | None = No
         "auto-create-address": True,
         **({} if selector is None else {"filter-string": selector}),
     }
+    _manage(talk, "createQueue", json.dumps(queue))
+
+
+def destroy_queue(talk: Talk, name: str) -> None:
+    """Destroy a queue, if there is one, and what is in it."""
+    _manage(talk, "destroyQueue", name, True, True)
+
+
+def _manage(talk: Talk, operation: str, *arguments: object) -> None:
     order = {
         "destination": "activemq.management",
         "destination-type": "ANYCAST",
         "_AMQ_ResourceName": "broker",
-        "_AMQ_OperationName": "createQueue",
-        "receipt": "made",
+        "_AMQ_OperationName": operation,
+        "receipt": "done",
     }
-    assert talk.ask("SEND", order, json.dumps([json.dumps(queue)])).startswith("RECEIPT")
+    assert talk.ask("SEND", order, json.dumps(arguments)).startswith("RECEIPT")

@@ -16,8 +16,8 @@ import pytest
 
 from rooms.local import FetchError, MissingError
 from rooms.local.nack_interceptor import SOURCE
-from tests.support.local_servers import TestServer, make_artemis
-from tests.support.raw_stomp import Talk, make_queue
+from tests.support.local_servers import TestServer, make_artemis, run_server
+from tests.support.raw_stomp import Talk, destroy_queue, make_queue
 from tests.support.servers import ARTEMIS_DOCKERFILE, unavailable
 
 READ: Final = r"a\c\cread"
@@ -25,13 +25,25 @@ DEAD: Final = r"rooms-dead-letters\c\cdead"
 _END: Final = "end"
 
 
+@pytest.fixture(scope="module")
+def broker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start one broker for all tests that do not kill theirs."""
+    try:
+        with run_server(make_artemis(tmp_path_factory.mktemp("artemis"))) as server:
+            yield server.url
+    except (MissingError, FetchError) as missing:
+        unavailable(str(missing))
+
+
 @pytest.fixture
-def url(artemis_server: Callable[..., TestServer]) -> str:
+def url(broker_url: str) -> Iterator[str]:
     """Return the address of a broker with the queue of a reader, and none for dead letters."""
-    found = artemis_server().url
-    with closing(Talk(found)) as talk:
+    with closing(Talk(broker_url)) as talk:
         make_queue(talk, "read", "a")
-    return found
+    yield broker_url
+    with closing(Talk(broker_url)) as talk:
+        for name in ("read", "dead"):
+            destroy_queue(talk, name)
 
 
 def take_dead_letters(url: str, *, selector: str | None = None) -> None:
