@@ -40,6 +40,13 @@ def fetched() -> None:
         unavailable(str(missing))
 
 
+@pytest.fixture(scope="module")
+def service(fetched: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Run the whole service on Artemis and ZooKeeper, as in a first terminal."""
+    with running(tmp_path_factory.mktemp("full"), command=("full", "run")) as service:
+        yield service
+
+
 @pytest.fixture
 def services(tmp_path: Path) -> Iterator[LocalServices]:
     """Return servers that are not started. Stop whatever runs them in the end."""
@@ -102,73 +109,72 @@ def listed(service: Service) -> list[dict[str, str]] | None:
     return list(answer.json()["items"]) if answer.is_success else None
 
 
-def test_killed_servers_restart_with_their_data(tmp_path: Path) -> None:
-    """Each server keeps its data after a kill: a room, a message in a queue, a node.
-
-    Ctrl-C then leaves no process.
-    """
-    with running(tmp_path, command=("full", "run")) as service:
-        services = LocalServices(data=service.data)
-        made = service.http.post("/v1/rooms", json=ROOM)
-        assert made.status_code == 201, made.text
-        broker = services.addresses()["BROKER_URL"]
-        with closing(Talk(broker)) as talk:
-            make_queue(talk, "kept", "kept")
-            send = {**QUEUE, "destination-type": "ANYCAST", "persistent": "true", "receipt": "sent"}
-            assert talk.ask("SEND", send, "still here").startswith("RECEIPT")
-        with zookeeper(services) as client:
-            client.create("/kept", b"still here")
-
-        for name in SERVERS:
-            kill(services, name)
-
-        assert [room["name"] for room in until(lambda: listed(service), "the list of rooms")] == [
-            "kept"
-        ]
-        with closing(Talk(broker)) as talk:
-            assert talk.ask(
-                "SUBSCRIBE", {**QUEUE, "id": "1", "subscription-type": "ANYCAST"}
-            ).endswith("still here")
-        with zookeeper(services) as client:
-            assert client.get("/kept")[0] == b"still here"
-
-        keeper = service.kill("servers")
-        service.await_another("servers", keeper)
-        until(services.is_ready, "the servers of the second keeper", within_s=START_S)
-        assert [room["name"] for room in until(lambda: listed(service), "the list of rooms")] == [
-            "kept"
-        ]
-        refused = rooms(services, "full", "down")
-        assert refused.returncode == 1
-        assert "make run-full" in refused.stderr
-        family = descendants(service.process.pid)
-        assert {pid(services, name) for name in SERVERS} <= set(family)
-
-
-def test_commands_in_a_second_terminal_beside_run_full(tmp_path: Path) -> None:
+def test_commands_in_a_second_terminal_beside_run_full(service: Service) -> None:
     """Commands without addresses use Artemis and ZooKeeper, with the password in full.env.
 
     While Artemis is suspended, the doctor reports it with its log, and repairs nothing.
     """
-    with running(tmp_path, command=("full", "run")) as service:
-        services = LocalServices(data=service.data)
-        agreed = rooms(services, "doctor")
-        agreement = (0, "database, broker and magazines agree\n")
-        assert (agreed.returncode, agreed.stdout) == agreement, agreed.stderr
+    services = LocalServices(data=service.data)
+    agreed = rooms(services, "doctor")
+    agreement = (0, "database, broker and magazines agree\n")
+    assert (agreed.returncode, agreed.stdout) == agreement, agreed.stderr
 
-        artemis = until(lambda: pid(services, "artemis"), "Artemis to run")
-        os.kill(artemis, signal.SIGSTOP)
-        try:
-            for options in ((), ("--repair",)):
-                done = rooms(services, "doctor", "--json", *options)
-                report = json.loads(done.stdout)
-                (finding,) = report["findings"]
-                assert (done.returncode, finding["part"], finding["away"]) == (1, "broker", True)
-                assert report["repair_refused"] is bool(options)
-                assert str(services.folder / "log" / "artemis.log") in finding["advice"]
-        finally:
-            os.kill(artemis, signal.SIGCONT)
-        until(lambda: rooms(services, "doctor").returncode == 0, "Artemis to answer again")
+    artemis = until(lambda: pid(services, "artemis"), "Artemis to run")
+    os.kill(artemis, signal.SIGSTOP)
+    try:
+        for options in ((), ("--repair",)):
+            done = rooms(services, "doctor", "--json", *options)
+            report = json.loads(done.stdout)
+            (finding,) = report["findings"]
+            assert (done.returncode, finding["part"], finding["away"]) == (1, "broker", True)
+            assert report["repair_refused"] is bool(options)
+            assert str(services.folder / "log" / "artemis.log") in finding["advice"]
+    finally:
+        os.kill(artemis, signal.SIGCONT)
+    until(lambda: rooms(services, "doctor").returncode == 0, "Artemis to answer again")
+
+
+def test_killed_servers_restart_with_their_data(service: Service) -> None:
+    """Each server keeps its data after a kill: a room, a message in a queue, a node.
+
+    Ctrl-C then leaves no process, and the doctor no database. So this is the last test of `service`.
+    """
+    services = LocalServices(data=service.data)
+    made = service.http.post("/v1/rooms", json=ROOM)
+    assert made.status_code == 201, made.text
+    broker = services.addresses()["BROKER_URL"]
+    with closing(Talk(broker)) as talk:
+        make_queue(talk, "kept", "kept")
+        send = {**QUEUE, "destination-type": "ANYCAST", "persistent": "true", "receipt": "sent"}
+        assert talk.ask("SEND", send, "still here").startswith("RECEIPT")
+    with zookeeper(services) as client:
+        client.create("/kept", b"still here")
+
+    for name in SERVERS:
+        kill(services, name)
+
+    assert [room["name"] for room in until(lambda: listed(service), "the list of rooms")] == [
+        "kept"
+    ]
+    with closing(Talk(broker)) as talk:
+        assert talk.ask("SUBSCRIBE", {**QUEUE, "id": "1", "subscription-type": "ANYCAST"}).endswith(
+            "still here"
+        )
+    with zookeeper(services) as client:
+        assert client.get("/kept")[0] == b"still here"
+
+    keeper = service.kill("servers")
+    service.await_another("servers", keeper)
+    until(services.is_ready, "the servers of the second keeper", within_s=START_S)
+    assert [room["name"] for room in until(lambda: listed(service), "the list of rooms")] == [
+        "kept"
+    ]
+    refused = rooms(services, "full", "down")
+    assert refused.returncode == 1
+    assert "make run-full" in refused.stderr
+    family = descendants(service.process.pid)
+    assert {pid(services, name) for name in SERVERS} <= set(family)
+    service.stop()
     left = rooms(services, "doctor")
     assert left.returncode == 1
     assert "no database" in left.stderr
