@@ -1,23 +1,30 @@
 """Kill every process of a running service and its broker at random moments, under load."""
 
+import asyncio
 import os
 import random
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from delivery.push import outcome_writer
 from rooms.settings import read_settings
+from tests.support.api_client import Client
 from tests.support.load import Load, Uneven, loading
 from tests.support.local_servers import TestServer
 from tests.support.polling import until
 from tests.support.room import Place
 from tests.support.service import EMBEDDED, FULL, PROCESSES, Service, running
+from tests.support.usage_counts import counts_of_log, counts_of_table
 from tests.support.webhook_sink import Sink, sinking
 
 SEED = 20_260_703
@@ -32,6 +39,7 @@ PACE_S = 0.002
 # Long enough that calls are in progress at any moment.
 ANSWER_S = 0.03
 LONGEST_S = 240.0
+APPLICATION = "registry"
 
 UNSETTLED = """
 SELECT state::text, count(*) FROM deliveries WHERE room_id = %s AND state IN ('scheduled', 'queued', 'held', 'leased')
@@ -91,17 +99,56 @@ def sink() -> Iterator[Sink]:
         yield sink
 
 
+@contextmanager
+def loads_of_applications(service: Service, sink: Sink) -> Iterator[Sequence[Load]]:
+    """Publish to another room with two keys, the second of which is bound to an application."""
+    body = {"name": APPLICATION, "scopes": ["admin"], "application": APPLICATION}
+    headers = {"Authorization": f"Bearer {service.post('/keys', body)['key']}"}
+    place = Place.open(service, sink, delivery_delay_ms=50)
+    place.push()
+    with httpx.Client(base_url=service.url, headers=headers, timeout=60) as http:
+        bound = replace(place, service=Client(http))
+        queue = bound.queue()
+        with (
+            loading(place, queue, publishers=1, pace_s=PACE_S) as first,
+            loading(bound, queue, publishers=1, pace_s=PACE_S) as second,
+        ):
+            yield first, second
+
+
+def await_usage(service: Service, expected: Mapping[str, int]) -> None:
+    """Wait until usage equals the log in every hour, organisation, event type and application.
+
+    `expected`: the messages by application.
+    """
+
+    async def rows(statement: str) -> Sequence[Sequence[Any]]:
+        return service.rows(statement)
+
+    async def both() -> tuple[Any, Any]:
+        return await counts_of_log(rows), await counts_of_table(rows)
+
+    def equal() -> bool:
+        log, table = asyncio.run(both())
+        messages: Counter[str] = Counter()
+        for (*_, application, name), count in table.items():
+            messages[application] += count if name == "messages" else 0
+        return bool(log == table and +messages == expected)
+
+    until(equal, lambda: f"usage to equal the log: {asyncio.run(both())}", within_s=LONGEST_S / 2)
+
+
 def kill_one_after_another(
     service: Service,
     broker: TestServer | None,
-    load: Load,
+    loads: Sequence[Load],
     victims: Sequence[str],
     dice: random.Random,
 ) -> None:
     pause = threading.Event()
     for number, name in enumerate(victims):
         pause.wait(dice.uniform(0, LONGEST_PAUSE_S))
-        before, took_s = len(load.accepted), ""
+        before, took_s = sum(len(load.accepted) for load in loads), ""
         if name == BROKER:
             assert broker is not None
             began = time.monotonic()
@@ -109,7 +156,8 @@ def kill_one_after_another(
             took_s = f", back after {time.monotonic() - began:.1f} s"
         else:
             service.await_another(name, service.kill(name))
-        load.await_progress()
+        for load in loads:
+            load.await_progress()
         sys.stdout.write(f"kill {number + 1}: {name}{took_s}, {before} accepted so far\n")
 
 
@@ -140,7 +188,8 @@ def test_nothing_is_lost_whichever_process_is_killed(
     `lane_concurrency` calls in progress in each lane. Outcomes that wait for a commit fill the current
     batch and the next one. So doubles <= kills of those two * (lanes * lane_concurrency + 2 * batch).
 
-    The log has no gap: each writer's rows are numbered from 1, none missing and none doubled.
+    The log has no gap: each writer's rows are numbered from 1, none missing and none doubled. Usage equals
+    the log, also for a second room, in which an application publishes beside another key.
 
     The test prints how long after readiness everything is complete; `python -m tests.bench returns`
     compares that with 5 s.
@@ -164,18 +213,22 @@ def test_nothing_is_lost_whichever_process_is_killed(
     for hook, behaviour in behaviours.items():
         sink.behave(hook.path, behaviour)
 
-    with loading(place, queue, publishers=PUBLISHERS, pace_s=PACE_S) as load:
-        kill_one_after_another(service, broker, load, victims, random.Random(seed))
+    with (
+        loads_of_applications(service, sink) as others,
+        loading(place, queue, publishers=PUBLISHERS, pace_s=PACE_S) as load,
+    ):
+        kill_one_after_another(service, broker, (load, *others), victims, random.Random(seed))
         service.await_ready()
         ready_at = time.monotonic()
-        load.end_publishing()
+        for one in (load, *others):
+            one.end_publishing()
         await_ends(service, place)
         took_s = time.monotonic() - ready_at
 
     sys.stdout.write(
         f"{len(load.accepted)} accepted, {load.repeated} requests repeated; complete {took_s:.2f} s after readiness\n"
     )
-    assert load.unexpected == []
+    assert [one.unexpected for one in (load, *others)] == [[], [], []]
     assert len(load.accepted) > 10 * len(victims), "there was no load to speak of"
     accepted = set(load.accepted.values())
     assert len(accepted) == len(load.accepted)
@@ -215,3 +268,5 @@ def test_nothing_is_lost_whichever_process_is_killed(
     assert doubles <= hurting * in_flight
     assert after_success <= hurting * in_flight
     assert service.rows(GAPS) == []
+    of_none, of_registry = (len(one.accepted) for one in others)
+    await_usage(service, {"": len(load.accepted) + of_none, APPLICATION: of_registry})
