@@ -187,7 +187,8 @@ IS_SHOWN_IN_PORTALS: Final = not_(
 
 LIVE_GRANT: Final = and_(
     grants.c.revoked_at.is_(None),
-    grants.c.starts_at <= func.now(),
+    # The transaction may have begun before the grant, and waited for the lock of the room.
+    grants.c.starts_at <= func.statement_timestamp(),
     or_(grants.c.until.is_(None), grants.c.until > func.now()),
 )
 """The condition for grants that are valid now."""
@@ -202,7 +203,7 @@ subscription_history: Final = Table(
         "at",
         DateTime(timezone=True),
         nullable=False,
-        server_default=func.clock_timestamp(),
+        server_default=func.statement_timestamp(),
     ),
     text_column("action"),
     text_column("status"),

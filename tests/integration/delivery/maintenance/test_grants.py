@@ -6,10 +6,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
 from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.service import TaskIntervals, all_tasks
+from rooms.db.catalog.grants import revoke_grant
+from rooms.db.catalog.rooms import touch_shared_room
+from rooms.db.connection import transaction
+from rooms.db.jobs.granted_subscriptions import reconcile_grants
 from rooms.db.notify import Channel, Notifier
+from rooms.domain.ids import RoomId
 from tests.integration.rooms.api.conftest import Api
 from tests.support.installation import until
 
@@ -168,6 +174,18 @@ async def test_a_grant_to_publish_begins_and_ends(shared: Shared) -> None:
     assert await publish() == 404
     ((revoked,),) = await api.sql("SELECT revoked_at = until FROM grants WHERE id = %s", grant)
     assert revoked
+
+
+async def test_a_grant_counts_for_a_transaction_that_began_before_it(shared: Shared) -> None:
+    """Let a revocation begin, then wait for the room until another grant was created."""
+    former, room, services = await newest_grant(shared), RoomId(shared.room), shared.api.services
+    async with transaction(services.engine) as connection:
+        await connection.execute(select(func.now()))
+        await shared.grant()
+        await touch_shared_room(connection, room)
+        await revoke_grant(connection, room, former)
+        assert await reconcile_grants(connection, room, services.new_job_id) == []
+    assert await shared.status() == ACTIVE
 
 
 async def test_the_rooms_of_a_locked_one_are_not_held_up(shared: Shared) -> None:
