@@ -13,7 +13,7 @@ from rooms.db.publish.routing import (
     RoutingRecord,
     SubscriptionRecord,
 )
-from rooms.domain.event_type_pattern import covers, matches, matches_any
+from rooms.domain.event_type_pattern import covers, matches
 from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.errors import (
@@ -140,7 +140,6 @@ class RoutingTable:
                 sorted(record.grants, key=_grantee), key=lambda grant: grant.organisation_id
             )
         }
-        self._subscribe_grants = record.subscribe_grants
         self._subscriptions = record.subscriptions
         record_bytes = _weigh(record)
         self.weight = TableWeight(record_bytes)
@@ -182,18 +181,6 @@ class RoutingTable:
                 granted += grant.event_types
         return tuple(granted)
 
-    def _is_lost(self, organisation: OrganisationId, event_type: str) -> bool:
-        """Return whether a subscriber has grants left, and none covers an event type.
-
-        One without any keeps everything until it has a grant again.
-        """
-        left = [
-            grant
-            for grant in self._subscribe_grants
-            if grant.organisation_id in {None, organisation}
-        ]
-        return bool(left) and not any(matches_any(one.event_types, event_type) for one in left)
-
     def route(self, event_type: str, version: int | None) -> EventRoute:
         """Return the route of a type and version (None: the latest). UnroutableError: no such."""
         versions = self._versions.get(event_type)
@@ -215,7 +202,6 @@ class RoutingTable:
                 one
                 for one in self._subscriptions
                 if is_interested(one.event_types, event_type, version)
-                and not (one.lost_grant and self._is_lost(one.organisation_id, event_type))
             )
             route = self._routes[event_type, version] = EventRoute(
                 self.room_id, event_type, version, interested, self.weight.add

@@ -32,13 +32,9 @@ SELECT r.organisation_id::text, r.plan_version,
             'organisation_id', g.organisation_id, 'event_types', g.event_types,
             'starts_ms', (extract(epoch FROM g.starts_at) * 1000)::int8, 'until_ms', (extract(epoch FROM g.until) * 1000)::int8)), '[]')::text
         FROM grants g WHERE g.room_id = r.id AND g.kind = 'publish' AND g.revoked_at IS NULL),
-    (SELECT coalesce(json_agg(json_build_object('organisation_id', g.organisation_id, 'event_types', g.event_types)), '[]')::text
-        FROM grants g WHERE g.room_id = r.id AND g.kind = 'subscribe' AND g.revoked_at IS NULL
-            AND g.starts_at <= now() AND (g.until IS NULL OR g.until > now())
-            AND EXISTS (SELECT FROM subscriptions s WHERE s.room_id = r.id AND 'grant' = ANY (s.suspended_by))),
     (SELECT coalesce(json_agg(json_build_object(
             'id', s.id, 'organisation_id', s.organisation_id, 'type', s.type, 'version', s.version, 'event_types', s.event_types, 'filter', s.filter,
-            'ordered', coalesce(s.ordered, r.ordered), 'expiration_ms', s.message_expiration_ms, 'lost_grant', 'grant' = ANY (s.suspended_by))
+            'ordered', coalesce(s.ordered, r.ordered), 'expiration_ms', s.message_expiration_ms)
             ORDER BY s.id), '[]')::text
         FROM subscriptions s WHERE s.room_id = r.id AND s.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')),
     (SELECT coalesce(json_agg(json_build_object(
@@ -72,8 +68,6 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     """True if messages with an ordering key come in order."""
     expiration_ms: int | None = None
     """The longest lifetime of its deliveries; None: that of their messages."""
-    lost_grant: bool = False
-    """It is suspended because its grants do not cover all that it takes."""
 
 
 class VersionRecord(msgspec.Struct, frozen=True):
@@ -93,13 +87,6 @@ class PublishGrantRecord(msgspec.Struct, frozen=True):
     until_ms: int | None
 
 
-class SubscribeGrantRecord(msgspec.Struct, frozen=True):
-    """Read a grant to subscribe that is valid now. `organisation_id` None: every organisation."""
-
-    organisation_id: OrganisationId | None
-    event_types: tuple[str, ...] | None
-
-
 class RoutingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Hold what publishing needs to know of a room. Subscriptions come oldest first."""
 
@@ -114,15 +101,12 @@ class RoutingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The owner receives an event when all deliveries of a message have ended."""
     owner_active: bool = True
     grants: tuple[PublishGrantRecord, ...] = ()
-    subscribe_grants: tuple[SubscribeGrantRecord, ...] = ()
-    """Read only where a subscription has lost a grant."""
     subscriptions: tuple[SubscriptionRecord, ...]
     versions: tuple[VersionRecord, ...]
 
 
 _subscriptions: Final = msgspec.json.Decoder(tuple[SubscriptionRecord, ...])
 _grants: Final = msgspec.json.Decoder(tuple[PublishGrantRecord, ...])
-_subscribe_grants: Final = msgspec.json.Decoder(tuple[SubscribeGrantRecord, ...])
 _versions: Final = msgspec.json.Decoder(tuple[VersionRecord, ...])
 
 
@@ -144,7 +128,6 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         tracks_completion,
         active,
         grants,
-        subscribe_grants,
         subscriptions,
         versions,
     ) = row
@@ -158,7 +141,6 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         tracks_completion=tracks_completion,
         owner_active=active,
         grants=_grants.decode(grants),
-        subscribe_grants=_subscribe_grants.decode(subscribe_grants),
         subscriptions=_subscriptions.decode(subscriptions),
         versions=_versions.decode(versions),
     )

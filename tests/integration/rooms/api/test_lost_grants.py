@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.ungranted import CancelUngrantedJob
 from rooms.db.jobs.delete import CancelPage
@@ -165,14 +166,14 @@ async def test_a_narrower_grant_never_delivers_the_rest(api: Api) -> None:
     held = await accepted(api, owner.key, room, event_type=SENT)
     await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
     paid.append(await accepted(api, owner.key, room))
-    await accepted(api, owner.key, room, event_type=SENT)
-    assert set(await states(api, identity)) == {*paid, sent, held}, "the last one is not routed"
+    late = await accepted(api, owner.key, room, event_type=SENT)
+    assert set(await states(api, identity)) == {*paid, sent, held, late}
     answer = await change(api, subscriber, identity, event_types=[{"name": PAID}])
     assert answer.json()["status"] == "suspended", "until the rest is cancelled"
     await cancel_ungranted(api)
     assert await standing(api, subscriber, identity) == ACTIVE
     found = await states(api, identity)
-    assert found[sent] == found[held] == ("cancelled", "not_granted")
+    assert {found[one] for one in (sent, held, late)} == {("cancelled", "not_granted")}
     assert sorted(await pulled(api, subscriber, identity)) == sorted(paid)
 
 
@@ -315,3 +316,25 @@ async def test_the_job_waits_for_publishes_by_the_former_routing(narrowed: Narro
     assert (await act(narrowed.api, narrowed.subscriber, narrowed.subscription, "terminate")).json()
     await cancel_ungranted(narrowed.api)
     assert await narrowed.jobs() == ["done"]
+
+
+async def test_a_grant_that_has_begun_loses_nothing_before_it_is_applied(api: Api) -> None:
+    """Check also the gap of an owner who revokes one of two grants before it creates another."""
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    to, kind = subscriber.id, "subscribe"
+    await grant(api, owner, room, to, kind, event_types=[PAID])
+    former = await grant(api, owner, room, to, kind, event_types=[SENT])
+    identity = (await subscribe(api, subscriber, room))["id"]
+    await revoke(api, owner, room, former)
+    later = await grant(
+        api, owner, room, to, kind, event_types=[SENT], starts_at="2100-01-01T00:00:00Z"
+    )
+    assert await standing(api, subscriber, identity) == SUSPENDED
+    made = [await accepted(api, owner.key, room, event_type=SENT)]
+    await api.sql("UPDATE grants SET starts_at = now() - interval '1 ms' WHERE id = %s", later)
+    made.append(await accepted(api, owner.key, room, event_type=SENT))
+    services = api.services
+    await apply_due_grants(services.engine, services.notifier, services.new_job_id, lambda: True)
+    assert await standing(api, subscriber, identity) == ACTIVE
+    assert sorted(await pulled(api, subscriber, identity)) == sorted(made)

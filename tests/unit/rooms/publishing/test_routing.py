@@ -13,7 +13,6 @@ from rooms.db.publish.routing import (
     InterestRecord,
     PublishGrantRecord,
     RoutingRecord,
-    SubscribeGrantRecord,
     SubscriptionRecord,
     VersionRecord,
 )
@@ -535,43 +534,3 @@ def test_filters_are_compiled_once_a_subscription_version() -> None:
     assert second.filters == first.filters
     assert passing(third).recipients == ()
     assert third.filters.keys().isdisjoint(first.filters)
-
-
-@pytest.mark.parametrize(
-    ("left", "routed"),
-    [
-        ((), {"a", "b"}),
-        ((("theirs", ("b",)),), {"b"}),
-        (((None, ("b",)),), {"b"}),
-        ((("theirs", ("b",)), (None, ("a",))), {"a", "b"}),
-        ((("theirs", None),), {"a", "b"}),
-        ((("ours", ("b",)),), {"a", "b"}),
-    ],
-)
-def test_who_lost_a_grant_keeps_what_those_left_cover(
-    left: tuple[tuple[str | None, tuple[str, ...] | None], ...], routed: set[str]
-) -> None:
-    """Check that one without any grant keeps all that it takes."""
-    table = RoutingTable(
-        a_plan(
-            versions=tuple(VersionRecord(name=name, version=1, schema=None) for name in NAMES),
-            subscribe_grants=tuple(
-                SubscribeGrantRecord(
-                    organisation_id=None if whose is None else OrganisationId(whose),
-                    event_types=names,
-                )
-                for whose, names in left
-            ),
-            subscriptions=(
-                SubscriptionRecord(
-                    id=SubscriptionId(make_id(ROOM)),
-                    organisation_id=OrganisationId("theirs"),
-                    type=SubscriptionType.PULL,
-                    version=1,
-                    event_types=(InterestRecord("a"), InterestRecord("b")),
-                    lost_grant=True,
-                ),
-            ),
-        )
-    )
-    assert {name for name in NAMES if table.route(name, 1).recipients} == routed
