@@ -181,8 +181,8 @@ async def redeliver(
 
     A sidelined delivery keeps its lifetime; an expired, cancelled or dropped one gets a fresh one.
     409: it is in another state, its subscription is gone, or its lifetime ended while it was
-    sidelined. In another organisation's room also: it was withdrawn, its message is not due, or no
-    grant covers its event type.
+    sidelined. In another organisation's room also: it was withdrawn, its message is not due, no
+    grant covers its event type, or the subscription does not take it any more.
     """
     identity = DeliveryId(parse_id(delivery_id, "delivery"))
     await _read_delivery(services, principal, identity)  # whose it is, also for a restricted key
@@ -195,8 +195,8 @@ async def redeliver(
         raise ConflictError("its message is not due yet")
     if done.not_granted:
         raise ConflictError(
-            "the grants of the room's owner do not cover its event type; a replay gives what they "
-            "covered when it was published"
+            "the grants of the room's owner do not cover its event type, or the subscription does "
+            "not take it any more; a replay gives what they covered when it was published"
         )
     change.before = {"state": done.before}
     if done.after is State.EXPIRED:

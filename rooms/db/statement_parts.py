@@ -41,10 +41,18 @@ def matches_patterns(event_type: str, patterns: str) -> str:
             OR right(p.pattern, 2) = '.*' AND starts_with({event_type}, left(p.pattern, -1)))"""
 
 
-LIVE_SUBSCRIBE_GRANTS: Final = """grants g WHERE g.room_id = s.room_id AND g.kind = 'subscribe'
-    AND (g.organisation_id = s.organisation_id OR g.organisation_id IS NULL)
-    AND g.revoked_at IS NULL AND g.starts_at <= now() AND (g.until IS NULL OR g.until > now())"""
-"""Name the grants `g` that the subscriber of `s` has now, with their condition."""
+def has_live_grant(subscription: str, event_type: str, *, at: str = "statement_timestamp()") -> str:
+    """Return the condition that a valid grant covers an event type, as SQL.
+
+    `subscription`: the alias of a row of `subscriptions`, by whose subscriber grants are chosen.
+    `at`: the time by which a grant has begun, as SQL.
+    """
+    return f"""EXISTS (SELECT FROM grants g
+        WHERE g.room_id = {subscription}.room_id AND g.kind = 'subscribe' AND g.revoked_at IS NULL
+            AND (g.organisation_id = {subscription}.organisation_id OR g.organisation_id IS NULL)
+            AND g.starts_at <= {at} AND (g.until IS NULL OR g.until > now())
+            AND (g.event_types IS NULL OR {matches_patterns(event_type, "g.event_types")}))"""
+
 
 VERSION_ARRAYS: Final = (
     "unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[], %(attempt)s::int4[])"

@@ -9,23 +9,33 @@ from rooms.db.jobs.delete import BATCH, OF_SUBSCRIPTION, PAGE_OF_DELIVERIES, Can
 from rooms.db.operational.messages import IS_OPERATIONAL
 from rooms.db.pg_arrays import text_array
 from rooms.db.queue.expire import termination_statement
-from rooms.db.statement_parts import matches_patterns
+from rooms.db.statement_parts import has_live_grant, matches_patterns
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.state_machine import UNFINISHED, Reason, State
 
 _OPEN: Final = ", ".join(f"'{state}'" for state in sorted(UNFINISHED))
-# A subscription for operational events takes no grant for them.
-_CANCEL: Final = termination_statement(
-    leading_ctes=PAGE_OF_DELIVERIES.format(of=OF_SUBSCRIPTION),
-    candidates=f"""
-    SELECT p.room_id, p.id, p.generation, p.attempt, p.state, p.expires_at FROM page p CROSS JOIN LATERAL (
+# A subscription for operational events takes no grant for them. `kept` is as old as the walk, and
+# grants may have come since: a snapshot that has what was routed by one also has that
+# grant, which may have begun after the statement: hence the clock.
+_OUTSIDE: Final = f"""
+outside AS MATERIALIZED (
+    SELECT p.*, EXISTS (
+        SELECT FROM subscriptions s WHERE s.room_id = p.room_id AND s.id = %(subscription)s::uuid
+            AND {has_live_grant("s", "m.event_type", at="clock_timestamp()")}
+    ) AS is_granted
+    FROM page p CROSS JOIN LATERAL (
         SELECT m.event_type FROM messages m WHERE m.room_id = p.room_id AND m.id = p.message_id AND NOT ({IS_OPERATIONAL}) LIMIT 1
-    ) m WHERE p.state IN ({_OPEN}) AND NOT {matches_patterns("m.event_type", "%(kept)s::text[]")}""",  # noqa: S608 - constants of this package
+    ) m WHERE p.state IN ({_OPEN}) AND NOT {matches_patterns("m.event_type", "%(kept)s::text[]")}
+),"""  # noqa: S608 - constants of this package
+_CANCEL: Final = termination_statement(
+    leading_ctes=PAGE_OF_DELIVERIES.format(of=OF_SUBSCRIPTION) + _OUTSIDE,
+    candidates="SELECT room_id, id, generation, attempt, state, expires_at FROM outside WHERE NOT is_granted",
     state=State.CANCELLED,
     reason=Reason.NOT_GRANTED,
     lease_condition="true",
-    result_columns="(SELECT count(*) FROM spared), (SELECT count(*) FROM page), (SELECT id::text FROM page ORDER BY id DESC LIMIT 1)",
+    result_columns="""(SELECT count(*) FROM spared) + (SELECT count(*) FROM outside WHERE is_granted),
+    (SELECT count(*) FROM page), (SELECT id::text FROM page ORDER BY id DESC LIMIT 1)""",
 )
 
 
@@ -47,7 +57,10 @@ class UngrantedQueries:
         kept: Collection[str],
         limit: int = BATCH,
     ) -> CancelPage:
-        """Cancel those among the next deliveries whose event types match none of `kept`."""
+        """Cancel those among the next deliveries whose event types match none of `kept`.
+
+        What a valid grant covers, though `kept` does not, is skipped.
+        """
         rows = await self._writer.run(
             _CANCEL,
             {

@@ -15,7 +15,7 @@ from rooms.db.queries.kept_back import is_kept_back
 from rooms.db.queries.message_scope import MessageView
 from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_conditions
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
-from rooms.db.statement_parts import LIVE_SUBSCRIBE_GRANTS, ROOM_LIFETIME_MS, matches_patterns
+from rooms.db.statement_parts import ROOM_LIFETIME_MS, has_live_grant, matches_patterns
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, rooms, subscriptions
 from rooms.db.writer import LogWriter
@@ -227,7 +227,13 @@ def _delivery(row: RowMapping) -> DeliveryRecord:
     )
 
 
-_IS_GRANTED: Final = matches_patterns("m.event_type", "g.event_types")
+# What it took formerly is cancelled if the grant for it ends before it is delivered; else it is not.
+_TAKES: Final = f"""(s.event_types IS NULL OR {
+    matches_patterns(
+        "m.event_type",
+        "ARRAY (SELECT e.value->>'name' FROM jsonb_array_elements(s.event_types) e) || s.former_types",
+    )
+})"""  # noqa: S608 - constants of this package
 # A shovel does not renew the lifetime: if it expired meanwhile, the delivery ends here. A restore
 # renews it. What was kept from another organisation's subscription must not reach it by this.
 _REDELIVER: Final = f"""
@@ -242,9 +248,8 @@ WITH t AS MATERIALIZED (
         CASE WHEN s.organisation_id = r.organisation_id THEN NULL
             WHEN d.state = 'cancelled' AND d.reason = '{Reason.WITHDRAWN}' THEN 'withdrawn'
             WHEN d.state = 'cancelled' AND m.due_at > now() THEN 'not_due'
-            WHEN d.state = 'cancelled' AND d.reason = '{Reason.NOT_GRANTED}' THEN 'not_granted'
-            WHEN d.attempts = 0 AND s.approved_at IS NULL AND NOT ({IS_OPERATIONAL}) AND NOT EXISTS (
-                SELECT FROM {LIVE_SUBSCRIBE_GRANTS} AND (g.event_types IS NULL OR {_IS_GRANTED})) THEN 'not_granted' END AS refused,
+            WHEN (d.state = 'cancelled' AND d.reason = '{Reason.NOT_GRANTED}' OR d.attempts = 0 AND s.approved_at IS NULL)
+                AND NOT ({IS_OPERATIONAL}) AND NOT ({has_live_grant("s", "m.event_type")} AND {_TAKES}) THEN 'not_granted' END AS refused,
         CASE WHEN d.state <> 'sidelined' THEN 'restored' WHEN d.expires_at <= now() THEN 'expired' ELSE 'shoveled' END AS kind
     FROM deliveries d
         JOIN rooms r ON r.id = d.room_id AND NOT r.deleting
@@ -288,8 +293,8 @@ async def redeliver(
 
     A sidelined delivery is shoveled, or expires if its lifetime is over. One that expired, was
     cancelled or dropped is restored with a fresh lifetime. Any other stays as it is, and so does
-    one that was withdrawn, cancelled before it was due, or never sent and not covered by a grant,
-    in another organisation's room.
+    one that was withdrawn, cancelled before it was due, or never sent and is not covered by a grant
+    or not taken any more, in another organisation's room.
     StorageUnavailableError, StorageRefusedError.
     """
     parameters = {

@@ -9,8 +9,21 @@ message is due, and while nothing suspends the subscription. What it was sent st
 
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, FromClause, and_, case, exists, func, or_, select
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    FromClause,
+    and_,
+    case,
+    exists,
+    func,
+    literal_column,
+    not_,
+    or_,
+    select,
+)
 
+from rooms.db.statement_parts import has_live_grant
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import rooms, subscriptions
 from rooms.domain.state_machine import UNFINISHED, Reason, State, SubscriptionStatus
@@ -19,12 +32,16 @@ _SENT: Final = sorted({State.LEASED, State.DELIVERED, State.HANDED_OVER})
 _subscription: Final = subscriptions.alias("kept_subscription")
 _room: Final = rooms.alias("kept_room")
 _message: Final = messages.alias("kept_message")
+_IS_GRANTED: Final = literal_column(
+    has_live_grant(_subscription.name, f"{_message.name}.event_type"), Boolean
+)
 
 
 def is_kept_back(of: FromClause = deliveries) -> ColumnElement[bool]:
     """Return the condition that a delivery must not be known to its subscriber.
 
-    What ended before it was due was never due: a message that was withdrawn, for example.
+    What ended before it was due was never due: a message that was withdrawn, for example. What was
+    cancelled without a grant may be known, and sent again, once a grant covers it.
     """
     columns: Any = of.c
     due_before = case((columns.state.in_(sorted(UNFINISHED)), func.now()), else_=columns.updated_at)
@@ -34,7 +51,10 @@ def is_kept_back(of: FromClause = deliveries) -> ColumnElement[bool]:
     )
     ended = and_(
         columns.state == State.CANCELLED.value,
-        columns.reason.in_([Reason.SUBSCRIPTION_TERMINATED.value, Reason.NOT_GRANTED.value]),
+        or_(
+            columns.reason == Reason.SUBSCRIPTION_TERMINATED.value,
+            and_(columns.reason == Reason.NOT_GRANTED.value, not_(_IS_GRANTED)),
+        ),
     )
     joined = _subscription.join(
         _room,

@@ -1,6 +1,7 @@
 """Subscriptions that lose a grant: what they keep, and what a narrower grant cancels."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -67,6 +68,28 @@ async def standing(api: Api, who: Member, subscription: str) -> tuple[str, list[
 
 ACTIVE: tuple[str, list[str]] = ("active", [])
 SUSPENDED: tuple[str, list[str]] = ("suspended", ["grant"])
+
+
+Hook = Callable[[int, CancelPage | None], Awaitable[None]]
+
+
+@contextmanager
+def during_walks(hook: Hook) -> Iterator[None]:
+    """Call `hook` before each step of a walk, and after it with its result; steps count from 1."""
+    cancel, steps = UngrantedQueries.cancel, 0
+
+    async def step(self: UngrantedQueries, *given: Any, **fields: Any) -> CancelPage:
+        nonlocal steps
+        steps += 1
+        number = steps
+        await hook(number, None)
+        page = await cancel(self, *given, **fields)
+        await hook(number, page)
+        return page
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UngrantedQueries, "cancel", step)
+        yield
 
 
 class Narrowed:
@@ -338,3 +361,77 @@ async def test_a_grant_that_has_begun_loses_nothing_before_it_is_applied(api: Ap
     await apply_due_grants(services.engine, services.notifier, services.new_job_id, lambda: True)
     assert await standing(api, subscriber, identity) == ACTIVE
     assert sorted(await pulled(api, subscriber, identity)) == sorted(made)
+
+
+async def test_a_grant_that_comes_during_the_cancellation_keeps_what_it_covers(
+    narrowed: Narrowed,
+) -> None:
+    """Check what was held before, and what is published by the new grant while the job walks."""
+    api, owner, room = narrowed.api, narrowed.owner, narrowed.room
+    made = [await narrowed.publish(SENT)]
+    await narrowed.take(PAID)
+
+    async def widen(step: int, page: CancelPage | None) -> None:
+        if step == 1 and page is None:
+            await grant(api, owner, room, narrowed.subscriber.id, "subscribe", event_types=[SENT])
+            await narrowed.take(PAID, SENT)
+            made.append(await narrowed.publish(SENT))
+
+    with during_walks(widen):
+        await cancel_ungranted(api)
+    assert await narrowed.status() == ACTIVE
+    assert await narrowed.pulled() == sorted(made)
+
+
+async def test_a_grant_that_comes_and_goes_during_the_cancellation_keeps_nothing(
+    narrowed: Narrowed,
+) -> None:
+    api, owner, room = narrowed.api, narrowed.owner, narrowed.room
+    sent = await narrowed.publish(SENT)
+    await narrowed.take(PAID)
+    passing = ""
+
+    async def widen_and_narrow(step: int, page: CancelPage | None) -> None:
+        nonlocal passing
+        if step == 1 and page is None:
+            to = narrowed.subscriber.id
+            passing = await grant(api, owner, room, to, "subscribe", event_types=[SENT])
+        elif step == 2 and page is not None:
+            await revoke(api, owner, room, passing)
+
+    with during_walks(widen_and_narrow):
+        await cancel_ungranted(api)
+    assert await narrowed.status() == ACTIVE
+    assert (await states(api, narrowed.subscription))[sent] == ("cancelled", "not_granted")
+    assert await narrowed.pulled() == []
+
+
+async def test_what_was_cancelled_is_sent_again_once_it_is_granted_and_taken(
+    narrowed: Narrowed,
+) -> None:
+    api, identity, key = narrowed.api, narrowed.subscription, narrowed.subscriber.key
+    sent = await narrowed.publish(SENT)
+    await narrowed.take(PAID)
+    await cancel_ungranted(api)
+    ((delivery,),) = await api.sql(
+        "SELECT id::text FROM deliveries WHERE subscription_id = %s", identity
+    )
+
+    async def redelivered() -> int:
+        return (await api.call("POST", f"/deliveries/{delivery}/redeliver", key)).status_code
+
+    async def is_shown() -> bool:
+        listed = await api.call("GET", f"/subscriptions/{identity}/deliveries", key)
+        assert listed.status_code == 200, listed.text
+        return [one["id"] for one in listed.json()["items"]] == [delivery]
+
+    assert not await is_shown()
+    assert await redelivered() == 404
+    await grant(
+        api, narrowed.owner, narrowed.room, narrowed.subscriber.id, "subscribe", event_types=[SENT]
+    )
+    assert await is_shown()
+    assert await redelivered() == 409, "nothing would cancel it if that grant ended, too"
+    await narrowed.take(PAID, SENT)
+    assert await redelivered() == 200
+    assert await narrowed.pulled() == [sent]
