@@ -62,7 +62,6 @@ def job_handlers(
             job_queue,
             UngrantedQueries(context.slow_writer),
             context.notifier,
-            context.new_job_id,
             settle_s=settle_s,
         ).handlers(),
         **RestoreJob(job_queue, restores, on_queued=queued).handlers(),

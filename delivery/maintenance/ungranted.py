@@ -1,15 +1,17 @@
 """Cancel, for a subscription whose grant came back narrower, what the grants do not cover.
 
-The subscription stays suspended meanwhile, so nothing of that is released. As in a deletion, the
-walk over the deliveries is repeated until one that began after all publishes by the former routing
-were over finds nothing. The last transaction locks the room, compares the grants with those of the
-walk, ends the job and lifts the suspension. If the process dies before it, the next one walks
-again.
+The subscription stays suspended meanwhile, so nothing of that is released. The walk over the
+deliveries begins when all publishes by its former event types are over, and is repeated until one
+finds nothing. The last transaction locks the room, compares grants and event types with those of
+the walk, ends the job and lifts the suspension. If the process dies before it, the next one walks
+again. The job never fails, because the subscription would stay suspended: it is tried again.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -17,26 +19,34 @@ from delivery.maintenance.deletions import SETTLE_S
 from delivery.maintenance.grants import notify_changed
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.catalog.rooms import touch_shared_room
+from rooms.db.catalog.rooms import lock_shared_room
 from rooms.db.connection import transaction
 from rooms.db.jobs.delete import BATCH, START
-from rooms.db.jobs.granted_subscriptions import find_kept_types, finish_cancellation
+from rooms.db.jobs.granted_subscriptions import (
+    Cancellation,
+    find_cancellation,
+    finish_cancellation,
+)
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.jobs.ungranted import UngrantedQueries
 from rooms.db.notify import Notifier
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
 from rooms.domain.job import JobKind
-from rooms.errors import NotFoundError
+from rooms.domain.room import Subscription
+from rooms.errors import NotFoundError, TransientError
+
+_log = logging.getLogger(__name__)
+
+RETRY_S: Final = 60.0
+"""Time after which a job that has failed is tried again."""
 
 
 @dataclass(slots=True)
 class _Walk:
     """Hold how far a walk over the deliveries has come."""
 
-    kept: frozenset[str]
-    """The patterns of the grants when it began."""
-    is_settled: bool
-    """All publishes by the former routing were over when it began."""
+    by: Cancellation
+    """As it was when the walk began."""
     after: str = START
     seen: int = 0
     is_clean: bool = True
@@ -47,10 +57,9 @@ class _Walk:
 class _Progress:
     """Hold what this process has done of a job."""
 
-    seen_at: datetime
-    """When it found the job."""
+    since: Cancellation | None = None
+    """The first of those that were equal to the present one; None: none was read."""
     walk: _Walk | None = None
-    is_walked: bool = False
 
 
 class CancelUngrantedJob:
@@ -62,17 +71,18 @@ class CancelUngrantedJob:
         job_queue: JobQueue,
         queries: UngrantedQueries,
         notifier: Notifier,
-        new_job_id: Callable[[], str],
         *,
         settle_s: float = SETTLE_S,
         batch: int = BATCH,
     ) -> None:
-        """Wait for `settle_s` from the job's creation before the last walk."""
+        """Begin the first walk `settle_s` after the last change of grants or event types.
+
+        So an owner who replaces a grant by others has this time to create all of them.
+        """
         self._engine = engine
         self._job_queue = job_queue
         self._queries = queries
         self._notifier = notifier
-        self._new_job_id = new_job_id
         self._settle_s = settle_s
         self._batch = batch
         self._progress: dict[JobId, _Progress] = {}
@@ -82,27 +92,47 @@ class CancelUngrantedJob:
         return {JobKind.CANCEL_UNGRANTED: self._run}
 
     async def _run(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
+        try:
+            return await self._continue(job, should_continue)
+        except TransientError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - any error is logged, and tried again
+            _log.exception("job %s (%s) is tried again in %d s", job.id, job.kind, RETRY_S)
+            self._progress.pop(job.id, None)
+            error = f"{type(exc).__name__}: {exc}"
+            await self._job_queue.snooze_job(job, RETRY_S, error=error)
+            return False
+
+    async def _continue(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         subscription = SubscriptionId(job.arguments["subscription_id"])
         room = room_of(subscription)
-        progress = self._progress.setdefault(job.id, _Progress(seen_at=job.seen_at))
-        if progress.is_walked and job.age_s < self._settle_s:
-            return False  # another walk would find nothing new yet
+        progress = self._progress.setdefault(job.id, _Progress())
         walk = progress.walk
         if walk is None:
+            if progress.since is not None and not self._is_over(progress.since, job.seen_at):
+                return False
             async with transaction(self._engine) as connection:
-                kept = await find_kept_types(connection, room, subscription)
-            if kept is None:
+                found = await find_cancellation(connection, room, subscription)
+            if found is None:
                 return await self._finish(job, room, subscription, None)
-            is_settled = job.age_s >= self._settle_s and not (
-                await self._job_queue.has_older_publish(progress.seen_at)
-            )
-            walk = progress.walk = _Walk(kept=kept, is_settled=is_settled)
+            if progress.since != found:
+                # A publish by the event types of before may be under way.
+                progress.since = found
+            if not self._is_over(progress.since, found.seen_at):
+                return False
+            if await self._job_queue.has_older_publish(progress.since.seen_at):
+                return False
+            walk = progress.walk = _Walk(by=found)
         if not await self._cancel(job, room, subscription, walk, should_continue):
             return False
-        progress.walk, progress.is_walked = None, True
-        if not (walk.is_clean and walk.is_settled):
+        progress.walk = None
+        if not walk.is_clean:
             return False
-        return await self._finish(job, room, subscription, walk.kept)
+        return await self._finish(job, room, subscription, walk.by)
+
+    def _is_over(self, since: Cancellation, now: datetime) -> bool:
+        """Return whether most publishes that began before are over."""
+        return (now - since.seen_at).total_seconds() >= self._settle_s
 
     async def _cancel(
         self,
@@ -115,7 +145,7 @@ class CancelUngrantedJob:
         """Walk on; return whether the walk came to its end."""
         while should_continue():
             page = await self._queries.cancel(
-                room, subscription, walk.after, kept=walk.kept, limit=self._batch
+                room, subscription, walk.after, kept=walk.by.kept, limit=self._batch
             )
             if page.last is None:
                 return True
@@ -129,19 +159,19 @@ class CancelUngrantedJob:
         job: OpenJob,
         room: RoomId,
         subscription: SubscriptionId,
-        kept: frozenset[str] | None,
+        walked: Cancellation | None,
     ) -> bool:
-        """End the job, unless the grants are narrower than those of the walk."""
+        """End the job, unless more must be cancelled than the walk has."""
+        changed: list[Subscription] | None = []
         try:
             async with transaction(self._engine) as connection:
-                await touch_shared_room(connection, room)
-                changed = await finish_cancellation(
-                    connection, room, subscription, job.id, self._new_job_id, kept=kept
-                )
+                # Routing reads event types, not the status: no table is out of date.
+                await lock_shared_room(connection, room)
+                changed = await finish_cancellation(connection, room, subscription, job.id, walked)
         except NotFoundError:
-            changed = []  # the room is being deleted
+            pass  # the room is being deleted
+        self._progress.pop(job.id, None)
         if changed is None:
             return False
-        self._progress.pop(job.id, None)
         notify_changed(self._notifier, room, changed)
         return True

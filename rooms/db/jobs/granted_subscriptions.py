@@ -6,10 +6,12 @@ does not cover. So where it has had such event types (`former_types`), it stays 
 job has cancelled what is not covered (`rooms.db.jobs.ungranted`), and no release comes before.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Select, exists, func, select, update
+from sqlalchemy import Select, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.access import Patterns, is_covered
@@ -21,7 +23,7 @@ from rooms.db.catalog.subscription_states import (
     standing_of,
 )
 from rooms.db.catalog.subscriptions import subscription_from_row
-from rooms.db.jobs.jobs import create_job
+from rooms.db.statement_parts import insert_from_json, rows_as_json
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import rooms, subscriptions
 from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, MAX_PATTERNS, covers
@@ -35,6 +37,12 @@ from rooms.domain.subscription_status import Suspension, lift, suspend
 _PAGE: Final = 500
 """Subscriptions that are read at a time: the event loop waits while their rows are converted."""
 _IS_OPEN: Final = jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING))
+# The index has these constants as its condition.
+_OPEN_CANCELLATIONS: Final = text(f"""
+SELECT arguments->>'subscription_id' FROM jobs
+WHERE room_id = :room AND kind = '{JobKind.CANCEL_UNGRANTED}'
+    AND state IN ('{JobState.QUEUED}', '{JobState.RUNNING}')
+""")  # noqa: S608 - constants of this package
 NewJobId = Callable[[], str]
 """Return the id of a new job."""
 
@@ -50,58 +58,61 @@ async def reconcile_grants(
     await mark_applied(connection, room)
     live = await subscribe_grants(connection, room)
     granted: dict[OrganisationId, frozenset[str] | None] = {}
-    changed = []
+    changed, waiting = [], []
     async for found, owner in _dependent_on_grants(connection, room):
-        subscriber, now = found.organisation_id, standing_of(found)
+        subscriber = found.organisation_id
         if subscriber not in granted:
             granted[subscriber] = _granted_to(subscriber, live)
         covered = granted[subscriber]
-        if not _is_granted(found, covered):
-            next_standing, action = suspend(now, Suspension.GRANT), SubscriptionAction.SUSPENDED
-        elif is_covered(covered, found.former_types):
-            next_standing, action = lift(now, [Suspension.GRANT]), SubscriptionAction.REINSTATED
-        else:
-            next_standing, action = suspend(now, Suspension.GRANT), SubscriptionAction.SUSPENDED
-            await _request_cancellation(connection, found, owner, new_job_id)
-        if next_standing != now:
-            changed.append(
-                await apply(connection, found, next_standing, SERVICE, action, reason="grant")
-            )
+        if _must_cancel(found, covered):
+            waiting.append((found.id, found.name, owner))
+        applied = await _apply_grants(connection, found, covered)
+        if applied is not None:
+            changed.append(applied)
+    if waiting:
+        await _request_cancellations(connection, room, waiting, new_job_id)
     return changed
 
 
-async def _request_cancellation(
+async def _apply_grants(
+    connection: AsyncConnection, found: Subscription, granted: frozenset[str] | None
+) -> Subscription | None:
+    """Suspend a subscription, or lift that, by the patterns of its grants; None: no change."""
+    now = standing_of(found)
+    if _is_granted(found, granted) and is_covered(granted, found.former_types):
+        after, action = lift(now, [Suspension.GRANT]), SubscriptionAction.REINSTATED
+    else:
+        after, action = suspend(now, Suspension.GRANT), SubscriptionAction.SUSPENDED
+    if after == now:
+        return None
+    return await apply(connection, found, after, SERVICE, action, reason="grant")
+
+
+async def _request_cancellations(
     connection: AsyncConnection,
-    subscription: Subscription,
-    owner: OrganisationId,
+    room: RoomId,
+    waiting: Collection[tuple[SubscriptionId, str, OrganisationId]],
     new_job_id: NewJobId,
 ) -> None:
-    """Create the job, unless there is an open one, which ends under the lock of the room.
+    """Create jobs, unless there are open ones, which end under the lock of the room.
 
-    It belongs to the room's owner: its progress shows how much the room gave the subscription.
+    They belong to the room's owner: their progress shows how much it gave the subscriptions.
     """
-    statement = select(
-        exists().where(
-            _IS_OPEN,
-            jobs.c.kind == JobKind.CANCEL_UNGRANTED.value,
-            jobs.c.room_id == subscription.room_id,
-            jobs.c.arguments["subscription_id"].astext == subscription.id,
-        )
-    )
-    if await connection.scalar(statement):
-        return
-    await create_job(
-        connection,
-        owner,
-        JobKind.CANCEL_UNGRANTED,
-        new_id=new_job_id(),
-        room=subscription.room_id,
-        arguments={
-            "room_id": subscription.room_id,
-            "subscription_id": subscription.id,
-            "name": subscription.name,
-        },
-    )
+    has_job = set((await connection.execute(_OPEN_CANCELLATIONS, {"room": room})).scalars())
+    rows = [
+        {
+            "id": new_job_id(),
+            "organisation_id": owner,
+            "room_id": room,
+            "kind": JobKind.CANCEL_UNGRANTED.value,
+            "arguments": {"room_id": room, "subscription_id": subscription, "name": name},
+        }
+        for subscription, name, owner in waiting
+        if subscription not in has_job
+    ]
+    if rows:
+        statement = insert_from_json(jobs, tuple(rows[0]))
+        await connection.execute(statement, {"rows": rows_as_json(rows)})
 
 
 def _dependent(room: RoomId) -> Select[Any]:
@@ -173,20 +184,38 @@ def _is_granted(subscription: Subscription, granted: frozenset[str] | None) -> b
     return granted is None or (bool(granted) and is_covered(granted, names_of(subscription)))
 
 
-async def find_kept_types(
-    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId
-) -> frozenset[str] | None:
-    """Return the patterns that grants cover, if deliveries of other event types must be cancelled.
+def _must_cancel(subscription: Subscription, granted: frozenset[str] | None) -> bool:
+    """Return whether it may go on once deliveries of other event types are cancelled."""
+    return _is_granted(subscription, granted) and not is_covered(granted, subscription.former_types)
 
-    None: nothing must be cancelled, since the grants cover all that it took, or not what it takes.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancellation:
+    """Hold by what a walk cancels deliveries. Two are equal if nothing has changed meanwhile."""
+
+    kept: frozenset[str]
+    """The patterns that grants cover."""
+    version: int
+    """The subscription's: it counts up with each change of its event types."""
+    seen_at: datetime = field(compare=False)
+    """PostgreSQL's time after both were read."""
+
+
+async def find_cancellation(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId
+) -> Cancellation | None:
+    """Return by what deliveries of a subscription must be cancelled.
+
+    None: nothing must be, since the grants cover all that it took, or not what it takes.
     """
     found = await _find(connection, room, subscription)
     if found is None:
         return None
     granted = _granted_to(found.organisation_id, await subscribe_grants(connection, room))
-    if not _is_granted(found, granted) or is_covered(granted, found.former_types):
+    if granted is None or not _must_cancel(found, granted):
         return None
-    return granted
+    now = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
+    return Cancellation(kept=granted, version=found.version, seen_at=now)
 
 
 async def finish_cancellation(
@@ -194,33 +223,57 @@ async def finish_cancellation(
     room: RoomId,
     subscription: SubscriptionId,
     job: JobId,
-    new_job_id: NewJobId,
-    *,
-    kept: frozenset[str] | None,
+    walked: Cancellation | None,
 ) -> list[Subscription] | None:
-    """End the job and lift what waits for it; return the subscriptions that changed.
+    """End the job and lift what waits for it; return the subscription if that changed it.
 
-    None: grants were narrowed meanwhile, so more must be cancelled. `kept`: patterns, and every
-    delivery of other event types has ended; None: none was cancelled. The transaction must have
-    touched the room, so no grant changes meanwhile.
+    None: more must be cancelled, since grants were narrowed meanwhile, or its event types changed.
+    `walked`: every delivery of other event types than its `kept` has ended; None: none was
+    cancelled. The transaction must have locked the room, so no grant changes meanwhile.
     """
     found = await _find(connection, room, subscription)
-    wanted = await find_kept_types(connection, room, subscription)
-    if found is not None and wanted is not None:
-        if kept is None or not is_covered(wanted, tuple(kept)):
-            return None
-        present = names_of(found)
-        await connection.execute(
-            update(subscriptions)
-            .where(subscriptions.c.room_id == room, subscriptions.c.id == subscription)
-            .values(former_types=sorted(one for one in kept if not is_covered(present, (one,))))
-        )
+    granted: frozenset[str] | None = frozenset()
+    if found is not None:
+        granted = _granted_to(found.organisation_id, await subscribe_grants(connection, room))
+        if _must_cancel(found, granted):
+            if (
+                walked is None
+                or walked.version != found.version
+                or not is_covered(granted, tuple(walked.kept))
+            ):
+                return None
+            left = former_types_left(found, walked.kept)
+            await connection.execute(
+                update(subscriptions)
+                .where(subscriptions.c.room_id == room, subscriptions.c.id == subscription)
+                .values(former_types=list(left))
+            )
+            found = replace(found, former_types=left)
     await connection.execute(
         update(jobs)
         .where(jobs.c.id == job, _IS_OPEN)
-        .values(state=JobState.DONE.value, updated_at=func.now(), finished_at=func.now())
+        .values(
+            state=JobState.DONE.value, error=None, updated_at=func.now(), finished_at=func.now()
+        )
     )
-    return await reconcile_grants(connection, room, new_job_id)
+    changed = None if found is None else await _apply_grants(connection, found, granted)
+    return [] if changed is None else [changed]
+
+
+def former_types_left(subscription: Subscription, kept: frozenset[str]) -> tuple[str, ...]:
+    """Return the column `former_types` once all deliveries outside `kept` have ended.
+
+    What it took formerly and keeps, without what it takes now: nothing else can be unfinished.
+    """
+    former, present = frozenset(subscription.former_types), names_of(subscription)
+    both = {one for one in former if covers(kept, one)} | {
+        one for one in kept if covers(former, one)
+    }
+    return tuple(
+        sorted(
+            one for one in both if not covers(both - {one}, one) and not is_covered(present, (one,))
+        )
+    )
 
 
 async def _find(

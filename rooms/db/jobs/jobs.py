@@ -305,7 +305,7 @@ SELECT 0, count(*) FROM j
 """
 _SNOOZE: Final = """
 WITH j AS (
-    UPDATE jobs SET snoozed_until = now() + %(seconds)s::float8 * interval '1 s'
+    UPDATE jobs SET snoozed_until = now() + %(seconds)s::float8 * interval '1 s', error = coalesce(%(error)s::text, error)
     WHERE id = %(id)s::uuid AND state IN ('queued', 'running') RETURNING 1
 )
 SELECT 0, count(*) FROM j
@@ -441,15 +441,14 @@ class JobQueue:
         """Record that the job is done; a total that was not counted is what it did."""
         await self._update(job, JobState.DONE)
 
-    async def snooze_job(self, job: OpenJob, seconds: float) -> None:
-        """Let the job be open, but not be fetched for so long."""
-        await self._writer.run(_SNOOZE, {"id": job.id, "seconds": seconds})
+    async def snooze_job(self, job: OpenJob, seconds: float, *, error: str | None = None) -> None:
+        """Let the job be open, but not be fetched for so long. `error`: why its last step failed."""
+        error = None if error is None else _storable(error)
+        await self._writer.run(_SNOOZE, {"id": job.id, "seconds": seconds, "error": error})
 
     async def fail_job(self, job: OpenJob, error: str) -> None:
         """Record that the job cannot be done, and why."""
-        await self._update(
-            job, JobState.FAILED, error=error.replace("\x00", "\ufffd")[:MAX_ERROR_LENGTH]
-        )
+        await self._update(job, JobState.FAILED, error=_storable(error))
 
     async def _update(
         self,
@@ -473,3 +472,7 @@ class JobQueue:
                 "result": counts,
             },
         )
+
+
+def _storable(error: str) -> str:
+    return error.replace("\x00", "\ufffd")[:MAX_ERROR_LENGTH]

@@ -1,17 +1,20 @@
 """Subscriptions that lose a grant: what they keep, and what a narrower grant cancels."""
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.ungranted import CancelUngrantedJob
+from rooms.db.connection import open_connection
 from rooms.db.jobs.delete import CancelPage
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.jobs.ungranted import UngrantedQueries
+from rooms.db.writer import PUBLISHER, session_name
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     PAID,
@@ -39,7 +42,6 @@ def cancellations(api: Api, *, settle_s: float = 0.0, batch: int = 1000) -> JobR
         queue,
         UngrantedQueries(services.writer),
         services.notifier,
-        services.new_job_id,
         settle_s=settle_s,
         batch=batch,
     )
@@ -89,6 +91,21 @@ def during_walks(hook: Hook) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UngrantedQueries, "cancel", step)
+        yield
+
+
+async def nothing(_: int, __: CancelPage | None) -> None:
+    """Do nothing during a walk."""
+
+
+@asynccontextmanager
+async def publish_under_way(api: Api) -> AsyncIterator[None]:
+    """Keep a transaction open as a publish does that waits for a lock."""
+    async with (
+        open_connection(api.url, name=session_name(PUBLISHER)) as connection,
+        connection.transaction(),
+    ):
+        await connection.execute("SELECT 1")
         yield
 
 
@@ -341,28 +358,6 @@ async def test_the_job_waits_for_publishes_by_the_former_routing(narrowed: Narro
     assert await narrowed.jobs() == ["done"]
 
 
-async def test_a_grant_that_has_begun_loses_nothing_before_it_is_applied(api: Api) -> None:
-    """Check also the gap of an owner who revokes one of two grants before it creates another."""
-    owner, subscriber = await member(api), await member(api)
-    room = await shared_room(api, owner)
-    to, kind = subscriber.id, "subscribe"
-    await grant(api, owner, room, to, kind, event_types=[PAID])
-    former = await grant(api, owner, room, to, kind, event_types=[SENT])
-    identity = (await subscribe(api, subscriber, room))["id"]
-    await revoke(api, owner, room, former)
-    later = await grant(
-        api, owner, room, to, kind, event_types=[SENT], starts_at="2100-01-01T00:00:00Z"
-    )
-    assert await standing(api, subscriber, identity) == SUSPENDED
-    made = [await accepted(api, owner.key, room, event_type=SENT)]
-    await api.sql("UPDATE grants SET starts_at = now() - interval '1 ms' WHERE id = %s", later)
-    made.append(await accepted(api, owner.key, room, event_type=SENT))
-    services = api.services
-    await apply_due_grants(services.engine, services.notifier, services.new_job_id, lambda: True)
-    assert await standing(api, subscriber, identity) == ACTIVE
-    assert sorted(await pulled(api, subscriber, identity)) == sorted(made)
-
-
 async def test_a_grant_that_comes_during_the_cancellation_keeps_what_it_covers(
     narrowed: Narrowed,
 ) -> None:
@@ -381,6 +376,19 @@ async def test_a_grant_that_comes_during_the_cancellation_keeps_what_it_covers(
         await cancel_ungranted(api)
     assert await narrowed.status() == ACTIVE
     assert await narrowed.pulled() == sorted(made)
+
+
+async def test_an_owner_has_time_to_replace_a_grant_by_several(narrowed: Narrowed) -> None:
+    """Check that nothing is cancelled while publishes by the former routing may be under way."""
+    api, owner, room = narrowed.api, narrowed.owner, narrowed.room
+    sent = await narrowed.publish(SENT)
+    await narrowed.take(PAID)
+    await cancel_ungranted(api, settle_s=3600.0)
+    assert (await states(api, narrowed.subscription))[sent][0] != "cancelled"
+    await grant(api, owner, room, narrowed.subscriber.id, "subscribe", event_types=["order.*"])
+    await cancel_ungranted(api)
+    assert await narrowed.status() == ACTIVE
+    assert await narrowed.pulled() == [sent]
 
 
 async def test_a_grant_that_comes_and_goes_during_the_cancellation_keeps_nothing(
@@ -435,3 +443,148 @@ async def test_what_was_cancelled_is_sent_again_once_it_is_granted_and_taken(
     await narrowed.take(PAID, SENT)
     assert await redelivered() == 200
     assert await narrowed.pulled() == [sent]
+
+
+async def test_a_grant_that_has_begun_loses_nothing_before_it_is_applied(api: Api) -> None:
+    """Check also the gap of an owner who revokes one of two grants before it creates another."""
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    to, kind = subscriber.id, "subscribe"
+    await grant(api, owner, room, to, kind, event_types=[PAID])
+    former = await grant(api, owner, room, to, kind, event_types=[SENT])
+    identity = (await subscribe(api, subscriber, room))["id"]
+    await revoke(api, owner, room, former)
+    later = await grant(
+        api, owner, room, to, kind, event_types=[SENT], starts_at="2100-01-01T00:00:00Z"
+    )
+    assert await standing(api, subscriber, identity) == SUSPENDED
+    made = [await accepted(api, owner.key, room, event_type=SENT)]
+    await api.sql("UPDATE grants SET starts_at = now() - interval '1 ms' WHERE id = %s", later)
+    made.append(await accepted(api, owner.key, room, event_type=SENT))
+    services = api.services
+    await apply_due_grants(services.engine, services.notifier, services.new_job_id, lambda: True)
+    assert await standing(api, subscriber, identity) == ACTIVE
+    assert sorted(await pulled(api, subscriber, identity)) == sorted(made)
+
+
+async def test_many_waiting_subscriptions_of_a_room_cost_as_many_statements_as_one(
+    api: Api,
+) -> None:
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    to, kind = subscriber.id, "subscribe"
+    wide = await grant(api, owner, room, to, kind, event_types=["order.*"])
+    found = [(await subscribe(api, subscriber, room, f"sub-{n}"))["id"] for n in range(5)]
+    await grant(api, owner, room, to, kind, event_types=[PAID])
+    await revoke(api, owner, room, wide)
+    statements: list[str] = []
+
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        statements.append(statement)
+
+    engine = api.services.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        counts = []
+        for identity in found:
+            statements.clear()
+            answer = await change(api, subscriber, identity, event_types=[{"name": PAID}])
+            assert answer.json()["suspended_by"] == ["grant"]
+            counts.append(sum(" jobs" in one for one in statements))
+        assert counts == counts[:1] * len(counts)
+        version = await api.sql("SELECT plan_version FROM rooms WHERE id = %s", room)
+        statements.clear()
+        await cancel_ungranted(api)
+        finished = [one for one in statements if one.startswith("UPDATE jobs SET")]
+        pages = [one for one in statements if "LIMIT" in one and "subscriptions.id >" in one]
+        assert (len(finished), pages) == (len(found), [])
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    assert {(await standing(api, subscriber, one))[0] for one in found} == {"active"}
+    rows = await api.sql(
+        "SELECT arguments->>'subscription_id', state FROM jobs WHERE kind = 'cancel_ungranted'"
+    )
+    assert sorted(rows) == sorted((one, "done") for one in found)
+    assert await api.sql("SELECT plan_version FROM rooms WHERE id = %s", room) == version
+
+
+async def test_a_cancellation_that_fails_is_tried_again(narrowed: Narrowed) -> None:
+    """Check that the subscription does not stay suspended for good, and that the job says why."""
+    api = narrowed.api
+    sent, paid = await narrowed.publish(SENT), await narrowed.publish(PAID)
+    await narrowed.take(PAID)
+
+    async def fail(_: int, __: CancelPage | None) -> None:
+        raise ValueError("no such thing")
+
+    with during_walks(fail):
+        await cancel_ungranted(api)
+    assert await narrowed.status() == SUSPENDED
+    (job,) = (await api.call("GET", "/jobs", narrowed.owner.key)).json()["items"]
+    assert (job["state"], job["error"]) == ("queued", "ValueError: no such thing")
+    await api.sql("UPDATE jobs SET snoozed_until = now() WHERE id = %s", job["id"])
+    await cancel_ungranted(api)
+    assert await narrowed.status() == ACTIVE
+    (job,) = (await api.call("GET", "/jobs", narrowed.owner.key)).json()["items"]
+    assert (job["state"], job["error"]) == ("done", None)
+    assert (await states(api, narrowed.subscription))[sent] == ("cancelled", "not_granted")
+    assert await narrowed.pulled() == [paid]
+
+
+@pytest.mark.parametrize("is_walking", [False, True])
+async def test_a_job_that_is_used_again_waits_for_later_publishes(
+    narrowed: Narrowed, *, is_walking: bool
+) -> None:
+    """Check one that began before the last narrowing, after the job was seen first.
+
+    `is_walking`: all that happens during the last walk.
+    """
+    api, owner, room = narrowed.api, narrowed.owner, narrowed.room
+    to, other = narrowed.subscriber.id, "order.x.y"
+    await api.made(f"/rooms/{room}/event-types", {"name": other}, owner.key)
+    wide = await grant(api, owner, room, to, "subscribe", event_types=[other])
+    await narrowed.publish(SENT)
+    await narrowed.take(PAID, other)
+    runner = cancellations(api)  # one process
+    await runner.run(lambda: True)
+    assert await narrowed.status() == SUSPENDED
+
+    async def narrow() -> None:
+        await narrowed.take(PAID)
+        await revoke(api, owner, room, wide)
+
+    async def narrow_at_the_end(step: int, page: CancelPage | None) -> None:
+        if step == 2 and page is not None:
+            assert page.last is None
+            await narrow()
+
+    async with publish_under_way(api):
+        if not is_walking:
+            await narrow()
+        with during_walks(narrow_at_the_end if is_walking else nothing):
+            for _ in range(4):
+                await runner.run(lambda: True)
+        assert await narrowed.status() == SUSPENDED
+    for _ in range(4):
+        await runner.run(lambda: True)
+    assert await narrowed.status() == ACTIVE
+
+
+async def test_a_subscription_does_not_depend_on_grants_that_it_never_used(
+    narrowed: Narrowed,
+) -> None:
+    api, owner, room, to = (
+        narrowed.api,
+        narrowed.owner,
+        narrowed.room,
+        narrowed.subscriber.id,
+    )
+    unused = await grant(api, owner, room, to, "subscribe", event_types=["invoice"])
+    used = await grant(api, owner, room, to, "subscribe", event_types=["order.x.*"])
+    await narrowed.take(PAID)
+    await cancel_ungranted(api)
+    assert await narrowed.status() == ACTIVE
+    await revoke(api, owner, room, unused)
+    assert await narrowed.status() == ACTIVE
+    await revoke(api, owner, room, used)
+    assert await narrowed.status() == SUSPENDED
