@@ -1,7 +1,8 @@
 """Change the status of a subscription, and write down who did it, when, why, and to what.
 
 `rooms.domain.subscription_status` decides. A change and its entry in `subscription_history` are one
-transaction, which must have called `touch_room` or `touch_shared_room`.
+transaction, which must have called `touch_room` or `touch_shared_room`. If routing reads nothing of
+the change, `lock_shared_room` is enough.
 """
 
 from collections.abc import Mapping, Sequence
