@@ -1,7 +1,8 @@
 """Decide which headers a publisher may add to the webhooks of a message, and how many bytes.
 
 An endpoint may trust what its proxy or security server says about a caller. A publisher of another
-organisation must not be able to say it.
+organisation must not be able to say it. Only known names are refused: an endpoint that believes
+another one must have its proxy remove it.
 """
 
 import re
@@ -27,7 +28,7 @@ MAX_DELIVERED_BYTES: Final = (
 """Most bytes of all headers that filters and subscribers get."""
 _OWN: Final = re.compile(
     r"content-.*|webhook-.*|rooms-.*|ce-.*|proxy-.*|host|connection|keep-alive|transfer-encoding"
-    r"|te|trailer|upgrade|authorization|expect|accept-encoding|cookie|date|user-agent",
+    r"|te|trailer|upgrade|authorization|expect|accept-encoding|cookie|set-cookie|date|user-agent",
 )
 """Names that HTTP, the signature or Rooms gives a meaning."""
 _IDENTITY: Final = re.compile(
@@ -35,13 +36,23 @@ _IDENTITY: Final = re.compile(
     r"x-govstack-client|x-road-.*"
     # Proxies: the client's address, certificate and request.
     r"|forwarded|via|x-forwarded(-.*)?|x-real-ip|x-client-ip|x-cluster-client-ip|true-client-ip"
-    r"|cf-connecting-ip|fastly-client-ip|x-original-.*|x-rewrite-url|x-envoy-.*"
+    r"|cf-(connecting|client-cert)-.*|fastly-client-ip|x-original-.*|x-rewrite-url|x-envoy-.*"
     r"|client-cert(-chain)?|x-client-cert.*|(x-)?ssl-.*|x-amzn-(oidc|mtls)-.*"
+    r"|x-tls-client-.*|x-client-(verify|dn)|x-http-method(-override)?|x-method-override"
+    r"|x-appengine-.*|x-azure-.*|x-arr-.*"
     # Proxies that sign users in.
     r"|(x-)?remote-(user|group|groups|name|email|addr)|x-auth-request-.*"
-    r"|x-authenticated-.*|x-webauth-.*|x-goog-(authenticated-user|iap)-.*",
+    r"|x-authenticated-.*|x-webauth-.*|x-goog-(authenticated-user|iap)-.*"
+    r"|cf-access-.*|x-ms-client-principal(-.*)?|x-ms-token-.*|oidc-.*|x-pomerium-.*|tailscale-.*"
+    r"|x-authentik-.*|x-vouch-.*|x-userinfo"
+    # Kong: its names only, as publishers may well have headers about consumers and credentials.
+    r"|x-consumer-(id|custom-id|username|groups)|x-credential-(identifier|username)"
+    r"|x-anonymous-consumer",
 )
-"""Names by which proxies and security servers say who calls, as RFC 7239, RFC 9440 and others."""
+"""Known names by which proxies and security servers say who calls, or rewrite the request.
+
+Those of RFC 7239 and RFC 9440, and of products as they document them.
+"""
 
 
 def header_key(name: str) -> str:

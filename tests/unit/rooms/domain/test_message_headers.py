@@ -9,11 +9,30 @@ IDENTITY = (
     "X-Forwarded-Client-Cert", "X-Forwarded-User", "X-Real-IP", "Client-Cert", "Client-Cert-Chain",
     "X-SSL-Client-S-DN", "SSL-Client-Cert", "Remote-User", "X-Remote-User", "X-Auth-Request-Email",
     "X-Original-URL", "True-Client-IP", "X_Road_Client",
+    "Cf-Access-Jwt-Assertion", "Cf-Access-Authenticated-User-Email", "CF-Connecting-IPv6",
+    "Cf-Client-Cert-Sha256", "X-MS-Client-Principal", "X-MS-CLIENT-PRINCIPAL-NAME",
+    "X-MS-TOKEN-AAD-ID-TOKEN", "OIDC_CLAIM_email", "OIDC_access_token", "X-Pomerium-Claim-Email",
+    "X-Pomerium-Jwt-Assertion", "Tailscale-User-Login", "X-Consumer-Username", "X-Consumer-ID",
+    "X-Consumer-Custom-ID", "X-Credential-Identifier", "X-Anonymous-Consumer",
+    "X-authentik-username", "X-Vouch-User", "X-Userinfo", "X-Appengine-User-Email",
+    "X-Appengine-Inbound-Appid", "X-Azure-ClientIP", "X-Azure-FDID", "X-ARR-ClientCert",
+    "X-Tls-Client-Cert", "X-Client-Verify", "X-Client-DN", "X-HTTP-Method-Override",
+    "X-HTTP-Method", "X-Method-Override",
 )  # fmt: skip
-OWN = ("Content-Type", "webhook-id", "Rooms-Publisher", "Authorization", "Cookie", "Host")
+OWN = (
+    "Content-Type",
+    "webhook-id",
+    "Rooms-Publisher",
+    "Authorization",
+    "Cookie",
+    "Host",
+    "Set-Cookie",
+)
 FREE = (
     "X-Trace", "X-Request-Id", "traceparent", "X-Api-Key", "X-Roads", "Viaduct",
     "Accept", "My_Header", "X-Client", "Clients-Cert",
+    "X-Client-Version", "X-Client-Id", "X-Consumer-Version", "X-Ms-Date", "Cf-Ray", "X-Tls-Version",
+    "X-User-Info", "X-Credential",
 )  # fmt: skip
 
 
