@@ -51,7 +51,7 @@ _IDENTITY: Final = re.compile(
 )
 """Known names by which proxies and security servers say who calls, or rewrite the request.
 
-Those of RFC 7239 and RFC 9440, and of products as they document them.
+Those of RFC 7239 and RFC 9440, and of products as far as they are known.
 """
 
 
