@@ -126,7 +126,8 @@ async def list_subscription_deliveries(
 
     A key that only has the scope `subscribe` sees deliveries that are due. In another
     organisation's room so does every key, and sees none that a suspension holds, unless it was
-    attempted before.
+    attempted before. There a call looks at about 10,000 deliveries, so a page may have few or no
+    items while `next_cursor` is set.
     """
     identity = SubscriptionId(parse_id(subscription_id, "subscription"))
     page = PageRequest(services.cipher, _LIST, limit, cursor)
@@ -141,7 +142,7 @@ async def list_subscription_deliveries(
     )
     async with transaction(services.engine) as connection:
         found = await subscription_records.find_subscription(connection, principal, identity)
-        items = await records.deliveries_of_subscription(
+        scan = await records.deliveries_of_subscription(
             connection,
             found.room_id,
             identity,
@@ -151,7 +152,11 @@ async def list_subscription_deliveries(
             limit=page.fetch_limit,
         )
     return page.respond(
-        DeliveryPage, items, to_delivery_response, position=lambda delivery: delivery.id
+        DeliveryPage,
+        scan.found,
+        to_delivery_response,
+        position=lambda delivery: delivery.id,
+        further=scan.further,
     )
 
 

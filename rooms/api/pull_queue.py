@@ -123,7 +123,8 @@ async def browse_queue(
 
     What another broker carries is listed by due time, after what PostgreSQL carries. `leased` is in
     no particular order. A call looks at 10,000 leases of the room, so such a page may have few or
-    no items while `next_cursor` is set. 409: it is a PUSH subscription.
+    no items while `next_cursor` is set. So may any page in another organisation's room, where a
+    call looks at about 2,000 messages of each priority. 409: it is a PUSH subscription.
     """
     identity = parse_subscription(subscription_id)
     page = PageRequest(services.cipher, f"{_LIST}-{part}", limit, cursor)

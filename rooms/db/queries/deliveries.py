@@ -11,9 +11,10 @@ from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, not_, sele
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.operational.messages import IS_OPERATIONAL
-from rooms.db.queries.kept_back import is_kept_back
+from rooms.db.queries.kept_back import is_kept_back, is_of_others
 from rooms.db.queries.message_scope import MessageView
 from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_conditions
+from rooms.db.queries.scan_bound import Scanned, find_scan_bound, hidden_from
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import ROOM_LIFETIME_MS, has_live_grant, matches_patterns
 from rooms.db.tables.messages import deliveries, messages
@@ -181,13 +182,24 @@ async def deliveries_of_subscription(
     due_only: bool,
     before: str | None,
     limit: int,
-) -> Sequence[DeliveryRecord]:
-    """Return the deliveries of a subscription that its subscriber may know of, newest first."""
+) -> Scanned[DeliveryRecord]:
+    """Return the deliveries of a subscription that its subscriber may know of, newest first.
+
+    In a room of another organisation, the page may end before it is full.
+    """
     conditions: list[ColumnElement[bool]] = [
         *wanted.id_bounds(deliveries.c.id),
         *wanted.message_conditions(),
-        not_(is_kept_back()),
     ]
+    down_to: str | None = None
+    if await is_of_others(connection, room, subscription):
+        of_it = subscriptions.c.room_id == room, subscriptions.c.id == subscription
+        chosen = select(subscriptions.c.id).where(*of_it)
+        down_to = await find_scan_bound(connection, chosen, wanted, before=before, limit=limit)
+        newest = select(hidden_from()).where(*of_it).correlate(None).scalar_subquery()
+        conditions += [not_(is_kept_back()), deliveries.c.id < newest]
+    if down_to is not None:
+        conditions.append(deliveries.c.id >= down_to)
     if wanted.state is not None:
         conditions.append(deliveries.c.state == wanted.state.value)
     if before is not None:
@@ -198,7 +210,8 @@ async def deliveries_of_subscription(
         .order_by(deliveries.c.id.desc())
         .limit(limit)
     )
-    return [_delivery(row) for row in (await connection.execute(statement)).mappings()]
+    found = [_delivery(row) for row in (await connection.execute(statement)).mappings()]
+    return Scanned(found=found, further=down_to)
 
 
 def _delivery(row: RowMapping) -> DeliveryRecord:

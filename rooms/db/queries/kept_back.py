@@ -21,11 +21,14 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    text,
 )
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.statement_parts import has_live_grant
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import rooms, subscriptions
+from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.state_machine import UNFINISHED, Reason, State, SubscriptionStatus
 
 _SENT: Final = sorted({State.LEASED, State.DELIVERED, State.HANDED_OVER})
@@ -75,12 +78,9 @@ def is_kept_back(of: FromClause = deliveries) -> ColumnElement[bool]:
             or_(_message.c.due_at > due_before, suspended, ended),
         )
     )
-    return exists(found.correlate(of))
+    # An offset keeps it a look by keys for each row: a join could read all messages of the room.
+    return exists(found.correlate(of).offset(0))
 
-
-_IS_COUNTED: Final = """NOT EXISTS (SELECT FROM subscriptions k JOIN rooms kr ON kr.id = k.room_id
-        WHERE k.room_id = {row}.room_id AND k.id = {row}.subscription_id AND kr.organisation_id <> k.organisation_id
-            AND (k.status = 'suspended' {further}) OFFSET 0)"""
 
 IS_OF_OTHERS: Final = (
     "s.organisation_id <> (SELECT kr.organisation_id FROM rooms kr WHERE kr.id = s.room_id)"
@@ -89,16 +89,22 @@ IS_OF_OTHERS: Final = (
 IS_HELD_BACK: Final = f"(s.status = 'suspended' AND {IS_OF_OTHERS})"
 """The condition that nothing of what waits for the subscription `s` counts for its subscriber."""
 
+IS_GOING_ON: Final = """(SELECT k.status <> 'suspended' FROM subscriptions k
+        WHERE k.room_id = CAST(:room AS int4) AND k.id = CAST(:subscription AS uuid))"""
+"""The condition that something of what waits for one subscription counts for its subscriber.
 
-def counts_held(row: str) -> str:
-    """Return the condition that a row of `held` counts for its subscriber, as SQL.
+It is a constant of the statement, which reads none of the rows while it is false: each row would
+be counted, or not, by what the filter matches.
+"""
+IS_QUEUE_KNOWN: Final = "NOT (o.attempt = 0 AND o.due_at > now())"
+"""The condition that the row `o` of `outbox` is known to its subscriber while that goes on."""
+_FIND_OTHERS: Final = text(
+    f"SELECT {IS_OF_OTHERS} FROM subscriptions s WHERE s.room_id = :room AND s.id = CAST(:id AS uuid)"  # noqa: S608
+)
 
-    None does while it is suspended: the count would grow by what its filter matches.
-    """
-    return _IS_COUNTED.format(row=row, further="")
 
-
-def counts_queued(row: str) -> str:
-    """Return the condition that a row of `outbox` counts for its subscriber, as SQL."""
-    further = f"OR {row}.attempt = 0 AND {row}.due_at > now()"
-    return _IS_COUNTED.format(row=row, further=further)
+async def is_of_others(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId
+) -> bool:
+    """Return whether a subscription is in a room of another organisation. That never changes."""
+    return bool(await connection.scalar(_FIND_OTHERS, {"room": room, "id": subscription}))

@@ -28,7 +28,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.queries.kept_back import is_kept_back
 from rooms.db.queries.message_scope import MessageScope
 from rooms.db.queries.messages import (
     HEAD_COLUMNS,
@@ -40,6 +39,7 @@ from rooms.db.queries.messages import (
     same_millisecond,
     stored_caller_id,
 )
+from rooms.db.queries.scan_bound import Scanned, find_scan_bound, hidden_from
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import subscriptions
 from rooms.domain.ids import MessageId, OrganisationId, SubscriptionId
@@ -106,32 +106,38 @@ async def list_messages(
     subscription: SubscriptionId | None = None,
     before: str | None,
     limit: int,
-) -> Sequence[ListedMessage]:
+) -> Scanned[ListedMessage]:
     """Return messages of a room, newest first, and before the position `before`.
 
     `wanted.state`: those with a visible delivery in that state. `subscription`: those with a
-    delivery to it; only the room's owner may name one that is not its own.
+    delivery to it; only the room's owner may name one that is not its own. In a room of another
+    organisation, the page may end before it is full.
     """
-    parts: list[Select[Any]] = []
-    if subscription is None:
-        parts.append(_of_room(scope, wanted, by_publisher, before=before, limit=limit))
     # What only owner and publisher see selects nothing among the messages of others.
     hides_others = by_publisher != PublisherFilter()
-    if subscription is not None or not (scope.owns or hides_others):
-        parts.append(
-            _of_subscriptions(scope, wanted, by_publisher, subscription, before=before, limit=limit)
-        )
+    by_subscriptions = subscription is not None or not (scope.owns or hides_others)
+    down_to: str | None = None
+    if by_subscriptions and scope.publisher is not None:
+        chosen = _chosen(scope, subscription)
+        down_to = await find_scan_bound(connection, chosen, wanted, before=before, limit=limit)
+    page: dict[str, Any] = {"before": before, "down_to": down_to, "limit": limit}
+    parts: list[Select[Any]] = []
+    if subscription is None:
+        parts.append(_of_room(scope, wanted, by_publisher, **page))
+    if by_subscriptions:
+        parts.append(_of_subscriptions(scope, wanted, by_publisher, subscription, **page))
     if len(parts) == 1:
         statement: Any = parts[0]
     else:
         both = union_all(*(select(part.subquery()) for part in parts)).subquery()
         statement = select(both).order_by(both.c.position.desc()).limit(limit)
-    return [
+    found = [
         ListedMessage(
             message=message_from_row(row), position=row["position"], received=row["received"]
         )
         for row in (await connection.execute(statement)).mappings()
     ]
+    return Scanned(found=found, further=down_to)
 
 
 def _of_room(
@@ -140,6 +146,7 @@ def _of_room(
     by_publisher: PublisherFilter,
     *,
     before: str | None,
+    down_to: str | None,
     limit: int,
 ) -> Select[Any]:
     """Select every message that is for the owner, and for others those that they published."""
@@ -161,9 +168,21 @@ def _of_room(
     statement = statement.where(scope.is_for_owner() if scope.owns else scope.published())
     if before is not None:
         statement = statement.where(messages.c.id < before)
+    if down_to is not None:
+        statement = statement.where(messages.c.id >= down_to)
     if wanted.state is not None:
         statement = statement.where(has_delivery(scope.room.id, wanted.state))
     return statement
+
+
+def _chosen(scope: MessageScope, subscription: SubscriptionId | None) -> Select[Any]:
+    """Select the ids of the subscriptions that a list is about: of one, or of all own ones."""
+    chosen = (
+        select(subscriptions.c.id).where(subscriptions.c.room_id == scope.room.id)
+        if scope.owns
+        else scope.own_subscriptions()
+    )
+    return chosen if subscription is None else chosen.where(subscriptions.c.id == subscription)
 
 
 def _of_subscriptions(
@@ -173,32 +192,27 @@ def _of_subscriptions(
     subscription: SubscriptionId | None,
     *,
     before: str | None,
+    down_to: str | None,
     limit: int,
 ) -> Select[Any]:
     """Select the messages with a delivery to subscriptions: to one, or to all own ones."""
     room = scope.room.id
-    chosen = (
-        select(subscriptions.c.id).where(subscriptions.c.room_id == room)
-        if scope.owns
-        else scope.own_subscriptions()
-    )
-    if subscription is not None:
-        chosen = chosen.where(subscriptions.c.id == subscription)
-    each = chosen.subquery("chosen")
+    chosen = _chosen(scope, subscription)
+    is_guest = scope.publisher is not None
+    columns = [hidden_from().label("hidden_from")] if is_guest else []
+    each = chosen.add_columns(*columns).subquery("chosen")
     other = deliveries.alias("later")
-    last = not_(
-        exists(
-            select(other.c.id).where(
-                other.c.room_id == room,
-                *same_millisecond(other.c.id, deliveries.c.id),
-                other.c.id > deliveries.c.id,
-                other.c.message_id == deliveries.c.message_id,
-                other.c.subscription_id.in_(chosen),
-                *([] if scope.owns else [not_(is_kept_back(other))]),
-                *([] if wanted.state is None else [other.c.state == wanted.state.value]),
-            )
-        )
+    later = select(other.c.id).where(
+        other.c.room_id == room,
+        *same_millisecond(other.c.id, deliveries.c.id),
+        other.c.id > deliveries.c.id,
+        other.c.message_id == deliveries.c.message_id,
+        other.c.subscription_id.in_(chosen),
+        *scope.known(other),
+        *([] if wanted.state is None else [other.c.state == wanted.state.value]),
     )
+    # An offset keeps it a look by key for each row. With what is hidden, a join seems to be cheap.
+    last = not_(exists(later.offset(0) if is_guest else later))
     counted = deliveries.alias("counted")
     received = (
         select(func.count(counted.c.subscription_id.distinct()))
@@ -207,12 +221,13 @@ def _of_subscriptions(
             *same_millisecond(counted.c.id, deliveries.c.id),
             counted.c.message_id == deliveries.c.message_id,
             counted.c.subscription_id.in_(scope.own_subscriptions()),
-            not_(is_kept_back(counted)),
+            *scope.known(counted),
         )
         .scalar_subquery()
     )
     conditions = [
-        deliveries.c.room_id == room,
+        # The sign leaves the primary key out, by which deliveries of others would be read too.
+        -deliveries.c.room_id == -room if is_guest else deliveries.c.room_id == room,
         deliveries.c.subscription_id == each.c.id,
         *wanted.id_bounds(deliveries.c.id),
         *wanted.message_conditions(),
@@ -223,8 +238,10 @@ def _of_subscriptions(
     if before is not None:
         conditions.append(deliveries.c.id < before)
     by_others = by_publisher.conditions(scope)
-    if not scope.owns:
-        conditions.append(not_(is_kept_back()))
+    if is_guest:
+        conditions += [*scope.known(), deliveries.c.id < each.c.hidden_from]
+    if down_to is not None:
+        conditions.append(deliveries.c.id >= down_to)
     if scope.owns:
         conditions += [scope.is_for_owner(), *by_others]
         received_column: ColumnElement[Any] = _NO_COUNT
@@ -312,7 +329,7 @@ def _states_of(
         if sees_all
         else (
             deliveries.c.subscription_id.in_(scope.own_subscriptions()),
-            not_(is_kept_back()),
+            *scope.known(),
         )
     )
     # The limit makes it a look into the index for each message, whatever the planner expects.

@@ -1,7 +1,8 @@
 """Look at the queue of a PULL subscription, and at its consumers, without taking anything.
 
 What waits is read by the indexes of `outbox`. Leases have no index by subscription, because each
-pull would pay for it, so a statement looks at a bounded number of the room's. A consumer is an
+pull would pay for it, so a statement looks at a bounded number of the room's. So does one for a
+subscriber in another organisation's room, which may not know of what is scheduled. A consumer is an
 API key.
 """
 
@@ -15,11 +16,13 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.queries.kept_back import counts_queued
+from rooms.db.queries.kept_back import IS_GOING_ON, IS_QUEUE_KNOWN, is_of_others
 from rooms.domain.ids import DeliveryId, KeyId, MessageId, OrganisationId, RoomId, SubscriptionId
 
 MAX_SCANNED: Final = 10_000
 """So many leases of a room are looked at by one statement."""
+MAX_WAITING_SCANNED: Final = 2_000
+"""So many rows of each priority are looked at where some may be hidden, with those of the page."""
 _TOP_LEVEL: Final = 9
 _AT_BROKER: Final = -1
 """The level of what another broker carries, which has no index by priority."""
@@ -29,29 +32,63 @@ _OF_MESSAGE: Final = """m.event_type, m.event_version, m.priority, m.correlation
 _NO_LEASE: Final = (
     "NULL::timestamptz AS leased_until, NULL::timestamptz AS leased_at, NULL AS key_id"
 )
-_WAITING: Final = """
-SELECT o.level, o.id::text AS id, o.message_id::text AS message_id, o.attempt, o.due_at, o.expires_at, {no_lease}, {of_message}
-FROM (
-    SELECT * FROM (
+_ROWS: Final = """
         SELECT p.level, o.* FROM generate_series({top}, 0, -1) p (level) CROSS JOIN LATERAL (
             SELECT o.id, o.room_id, o.message_id, o.attempt, o.due_at, o.expires_at FROM outbox o
             WHERE o.kind = 1 AND o.priority = p.level AND -o.room_id = -CAST(:room AS int4) AND o.subscription_id = CAST(:subscription AS uuid)
                 AND (p.level < CAST(:level AS int4) OR (p.level = CAST(:level AS int4) AND (o.due_at, o.id) > (CAST(:due AS timestamptz), CAST(:after AS uuid))))
-                AND o.due_at <= CAST(:until AS timestamptz) AND {counted}
-            ORDER BY o.due_at, o.id LIMIT :limit
+                AND o.due_at <= CAST(:until AS timestamptz){going_on}{of_level}
+            ORDER BY o.due_at, o.id LIMIT {limit}
         ) o
         UNION ALL
         SELECT * FROM (
             SELECT {at_broker}, o.id, o.room_id, o.message_id, o.attempt, o.due_at, o.expires_at FROM outbox o
             WHERE o.kind IN (3, 5) AND -o.room_id = -CAST(:room AS int4) AND o.subscription_id = CAST(:subscription AS uuid)
                 AND (CAST(:level AS int4) > {at_broker} OR (o.due_at, o.id) > (CAST(:due AS timestamptz), CAST(:after AS uuid)))
-                AND o.due_at <= CAST(:until AS timestamptz) AND {counted}
-            ORDER BY o.due_at, o.id LIMIT :limit
-        ) o
+                AND o.due_at <= CAST(:until AS timestamptz){going_on}{of_broker}
+            ORDER BY o.due_at, o.id LIMIT {limit}
+        ) o"""
+_COLUMNS: Final = f"""o.level, o.id::text AS id, o.message_id::text AS message_id, o.attempt, o.due_at, o.expires_at, {_NO_LEASE}, {_OF_MESSAGE}"""
+_JOIN_MESSAGE: Final = "LEFT JOIN LATERAL (SELECT m.* FROM messages m WHERE m.room_id = o.room_id AND m.id = o.message_id LIMIT 1) m ON true"
+_PLACES: Final = {"top": _TOP_LEVEL, "at_broker": _AT_BROKER}
+_ANY_ROWS: Final = {"going_on": "", "of_level": "", "of_broker": "", "limit": ":limit"}
+_MOST: Final = "(SELECT most FROM n)"
+# Bounds of an index: a page that goes on must not read what the pages before it have read.
+_FROM_DUE: Final = """
+                AND o.due_at >= CASE WHEN {is_first} THEN CAST(:due AS timestamptz) ELSE '-infinity' END"""
+_KNOWN_ROWS: Final = {
+    "going_on": f" AND {IS_GOING_ON}",
+    "of_level": _FROM_DUE.format(is_first="p.level = CAST(:level AS int4)")
+    + " AND p.level <= CAST(:level AS int4)",
+    "of_broker": _FROM_DUE.format(is_first=f"CAST(:level AS int4) = {_AT_BROKER}"),
+    "limit": _MOST,
+}
+WAITING: Final = f"""
+SELECT {_COLUMNS}
+FROM (
+    SELECT * FROM ({_ROWS.format(**_PLACES, **_ANY_ROWS)}
     ) o ORDER BY o.level DESC, o.due_at, o.id LIMIT :limit
-) o LEFT JOIN LATERAL (SELECT m.* FROM messages m WHERE m.room_id = o.room_id AND m.id = o.message_id LIMIT 1) m ON true
+) o {_JOIN_MESSAGE}
 ORDER BY o.level DESC, o.due_at, o.id
-"""
+"""  # noqa: S608 - constants of this package
+# How many rows are looked at varies, or a subscriber that publishes too could fill the queue up to
+# one row, and see by the next cursor whether one more is scheduled for it.
+WAITING_KNOWN: Final = f"""
+WITH n AS MATERIALIZED (
+    SELECT :limit + (:scanned * (1 + random()) / 2)::int8 AS most
+), seen AS MATERIALIZED (
+    SELECT * FROM ({_ROWS.format(**_PLACES, **_KNOWN_ROWS)}
+    ) o ORDER BY o.level DESC, o.due_at, o.id LIMIT {_MOST}
+), known AS MATERIALIZED (
+    SELECT * FROM seen o WHERE {IS_QUEUE_KNOWN} ORDER BY o.level DESC, o.due_at, o.id LIMIT :limit
+)
+SELECT w.is_end, e.level AS last_level, e.due_at AS last_due_at, e.id::text AS last_id, {_COLUMNS}
+FROM (SELECT count(*) < {_MOST} AS is_end FROM seen) w
+LEFT JOIN (SELECT * FROM seen o ORDER BY o.level, o.due_at DESC, o.id DESC LIMIT 1) e ON true
+LEFT JOIN known o ON true {_JOIN_MESSAGE}
+ORDER BY o.level DESC, o.due_at, o.id
+"""  # noqa: S608 - constants of this package
+"""As `WAITING`, of what its subscriber may know of in a room of another organisation."""
 _LEASED: Final = """
 WITH seen AS MATERIALIZED (
     SELECT l.* FROM leases l WHERE l.room_id = CAST(:room AS int4) AND l.id > CAST(:after AS uuid) ORDER BY l.id LIMIT :scanned
@@ -64,13 +101,6 @@ LEFT JOIN LATERAL (SELECT d.* FROM deliveries d WHERE d.room_id = l.room_id AND 
 LEFT JOIN LATERAL (SELECT m.* FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1) m ON true
 ORDER BY l.id
 """
-WAITING: Final = _WAITING.format(
-    of_message=_OF_MESSAGE,
-    no_lease=_NO_LEASE,
-    top=_TOP_LEVEL,
-    at_broker=_AT_BROKER,
-    counted=counts_queued("o"),
-)
 LEASED: Final = _LEASED.format(of_message=_OF_MESSAGE)
 _FIRST: Final = "00000000-0000-0000-0000-000000000000"
 
@@ -116,10 +146,12 @@ async def list_waiting(
     due_only: bool,
     after: str | None,
     limit: int,
+    max_scanned: int = MAX_WAITING_SCANNED,
 ) -> QueueScan:
     """Return what waits for consumers in the order in which they get it.
 
-    What is not due yet is last of its priority.
+    What is not due yet is last of its priority. In a room of another organisation, what the
+    subscriber may know of among the next rows of each priority: about `max_scanned` at most.
     """
     level, due, identity = (after or f"{_TOP_LEVEL + 1} -infinity {_FIRST}").split(" ")
     parameters = {
@@ -131,13 +163,16 @@ async def list_waiting(
         "until": "now" if due_only else "infinity",
         "limit": limit,
     }
-    rows = (await connection.execute(text(WAITING), parameters)).mappings().all()
-    return QueueScan(
-        found=[
-            (_queued(row), f"{row['level']} {row['due_at'].isoformat()} {row['id']}")
-            for row in rows
-        ]
-    )
+    if not await is_of_others(connection, room, subscription):
+        rows = (await connection.execute(text(WAITING), parameters)).mappings().all()
+        return QueueScan(found=[_at_position(row) for row in rows])
+    parameters["scanned"] = max_scanned
+    rows = (await connection.execute(text(WAITING_KNOWN), parameters)).mappings().all()
+    found = [_at_position(row) for row in rows if row["id"] is not None]
+    if len(found) == limit or rows[0]["is_end"]:
+        return QueueScan(found=found)
+    last = (rows[0][f"last_{name}"] for name in ("level", "due_at", "id"))
+    return QueueScan(found=found, further=_position(*last))
 
 
 async def list_leased(
@@ -165,6 +200,14 @@ async def list_leased(
     return QueueScan(found=found, further=None if is_end else rows[0]["last"])
 
 
+def _position(level: int, due_at: datetime, identity: str) -> str:
+    return f"{level} {due_at.isoformat()} {identity}"
+
+
+def _at_position(row: RowMapping) -> tuple[QueuedDelivery, str]:
+    return _queued(row), _position(row["level"], row["due_at"], row["id"])
+
+
 def _queued(row: RowMapping) -> QueuedDelivery:
     values: dict[str, Any] = {
         name: row[name] for name in QueuedDelivery.__dataclass_fields__ if name in row
@@ -188,17 +231,20 @@ LEFT JOIN LATERAL (SELECT k.name FROM api_keys k WHERE k.id = h.key_id AND k.org
 ORDER BY h.leases DESC, h.key_id LIMIT :most
 """
 # What PostgreSQL carries is found by priority, what another broker carries only by due time.
-OLDEST: Final = f"""
+_OLDEST: Final = """
 SELECT min(o.due_at) FROM (
     (SELECT o.due_at FROM generate_series(0, 9) p (priority), LATERAL (
         SELECT o.due_at FROM outbox o WHERE o.kind = 1 AND -o.room_id = -CAST(:room AS int4)
-            AND o.subscription_id = CAST(:subscription AS uuid) AND o.priority = p.priority AND o.due_at <= now() AND {counts_queued("o")} ORDER BY o.due_at LIMIT 1
+            AND o.subscription_id = CAST(:subscription AS uuid) AND o.priority = p.priority AND o.due_at <= now(){going_on} ORDER BY o.due_at LIMIT 1
     ) o)
     UNION ALL
     (SELECT o.due_at FROM outbox o WHERE o.kind IN (3, 5) AND -o.room_id = -CAST(:room AS int4)
-        AND o.subscription_id = CAST(:subscription AS uuid) AND o.due_at <= now() AND {counts_queued("o")} ORDER BY o.due_at LIMIT 1)
+        AND o.subscription_id = CAST(:subscription AS uuid) AND o.due_at <= now(){going_on} ORDER BY o.due_at LIMIT 1)
 ) o
-"""  # noqa: S608 - constants of this package
+"""
+OLDEST: Final = _OLDEST.format(going_on="")
+OLDEST_KNOWN: Final = _OLDEST.format(going_on=f" AND {IS_GOING_ON}")
+"""As `OLDEST`, for the subscriber in a room of another organisation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +287,7 @@ async def list_consumers(
     queue = {"room": room, "subscription": subscription}
     more = {"organisation": organisation, "scanned": max_scanned, "most": MAX_CONSUMERS}
     rows = (await connection.execute(text(CONSUMERS), queue | more)).mappings().all()
+    is_guest = await is_of_others(connection, room, subscription)
     return QueueConsumers(
         consumers=[
             QueueConsumer(
@@ -254,6 +301,6 @@ async def list_consumers(
             for row in rows
             if row["leases"] is not None
         ],
-        oldest_due_at=await connection.scalar(text(OLDEST), queue),
+        oldest_due_at=await connection.scalar(text(OLDEST_KNOWN if is_guest else OLDEST), queue),
         complete=rows[0]["scanned"] < max_scanned,
     )

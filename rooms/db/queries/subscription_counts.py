@@ -17,10 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
 from rooms.db.queries.kept_back import (
+    IS_GOING_ON,
     IS_HELD_BACK,
     IS_OF_OTHERS,
-    counts_held,
-    counts_queued,
+    IS_QUEUE_KNOWN,
+    is_of_others,
 )
 from rooms.db.queries.stats import CACHE_S, QueueStats
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
@@ -59,23 +60,29 @@ _IN_ROOMS: Final = """(SELECT DISTINCT room_id, of_others FROM s) r CROSS JOIN L
 MAX_COUNTED: Final = 100_000
 """So many rows of a kind are counted."""
 
-_COUNT: Final = text(f"""
-SELECT (SELECT least(count(*), :most) FROM (SELECT o.* FROM outbox o WHERE o.room_id = :room LIMIT :read) o
-        WHERE o.subscription_id = CAST(:subscription AS uuid) AND (NOT :own OR {counts_queued("o")})) AS waiting,
+_COUNT: Final = """
+SELECT (SELECT least(count(*), :most) FROM (SELECT {columns} FROM outbox o WHERE o.room_id = :room{going_on} LIMIT :read) o
+        WHERE o.subscription_id = CAST(:subscription AS uuid){queued}) AS waiting,
     (SELECT least(count(*), :most) FROM (SELECT l.subscription_id FROM leases l WHERE l.room_id = :room LIMIT :read) l
         WHERE l.subscription_id = CAST(:subscription AS uuid)) AS leased,
     (SELECT count(*) FROM (SELECT FROM sidelined s WHERE s.room_id = :room
         AND s.subscription_id = CAST(:subscription AS uuid) LIMIT :most) s) AS sidelined,
     (SELECT coalesce(json_object_agg(reason, n), '{{}}') FROM (
         SELECT reason, count(*) AS n FROM (SELECT h.reason FROM held h WHERE h.room_id = :room
-            AND h.subscription_id = CAST(:subscription AS uuid) AND (NOT :own OR {counts_held("h")}) LIMIT :most) h GROUP BY reason
+            AND h.subscription_id = CAST(:subscription AS uuid){going_on} LIMIT :most) h GROUP BY reason
     ) h) AS held,
     (SELECT min(s.since) FROM sidelined s WHERE s.room_id = :room
         AND s.subscription_id = CAST(:subscription AS uuid)) AS sidelined_since,
     (SELECT l.failing_since FROM lanes l WHERE l.room_id = :room
         AND l.id = CAST(:subscription AS uuid)) AS failing_since
-""")  # noqa: S608 - constants of this package
-
+"""
+COUNT: Final = _COUNT.format(columns="o.subscription_id", going_on="", queued="")
+COUNT_KNOWN: Final = _COUNT.format(
+    columns="o.subscription_id, o.attempt, o.due_at",
+    going_on=f" AND {IS_GOING_ON}",
+    queued=f" AND {IS_QUEUE_KNOWN}",
+)
+"""Counts what its subscriber may know of, in a room of another organisation."""
 
 _COUNT_ROOM: Final = text("""
 SELECT (SELECT count(*) FROM (SELECT FROM outbox o WHERE o.room_id = :room LIMIT :most) o) AS waiting,
@@ -247,12 +254,12 @@ async def count_deliveries(
     connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, *, own: bool
 ) -> SubscriptionCounts:
     """Return the counts of one subscription; `own`: as far as its subscriber may know of them."""
+    is_guest = own and await is_of_others(connection, room, subscription)
     row = await connection.execute(
-        _COUNT,
+        text(COUNT_KNOWN if is_guest else COUNT),
         {
             "room": room,
             "subscription": subscription,
-            "own": own,
             "most": MAX_COUNTED,
             "read": MAX_ROWS_READ,
         },

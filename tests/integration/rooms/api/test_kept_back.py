@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rooms.db.queries import scan_bound
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     Member,
@@ -141,3 +142,29 @@ async def test_a_termination_shows_nothing_of_what_was_held(world: World) -> Non
         "UPDATE deliveries SET state = 'cancelled', reason = 'subscription_terminated'"
     )
     assert (await world.get(f"/messages/{message}"))[0] == 404
+
+
+async def test_lists_go_on_behind_what_is_hidden(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a page ends after few rows, and that the pages together have what is known."""
+    monkeypatch.setattr(scan_bound.find_scan_bound, "__kwdefaults__", {"max_scanned": 0})
+    before = await world.publish()
+    for _ in range(5):
+        await world.publish(delay_ms=3_600_000)
+    lists = {
+        f"/subscriptions/{world.matching}/deliveries": "message_id",
+        f"/rooms/{world.room}/messages": "id",
+        f"/rooms/{world.room}/messages?subscription_id={world.matching}": "id",
+    }
+    for path, name in lists.items():
+        base = f"{path}{'&' if '?' in path else '?'}limit=1"
+        pages, cursor = [], ""
+        while True:
+            found = (await world.get(f"{base}{cursor}"))[1]
+            pages.append([one[name] for one in found["items"]])
+            if found["next_cursor"] is None:
+                break
+            cursor = f"&cursor={found['next_cursor']}"
+        assert pages[0] == [], path
+        assert [one for page in pages for one in page] == [before], path

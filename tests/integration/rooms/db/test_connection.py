@@ -33,7 +33,7 @@ async def plans_of_a_list(engine: AsyncEngine) -> tuple[int, int]:
     """Read a page again and again; return how many plans were for any value, and for its own."""
     for _ in range(_RUNS):
         async with transaction(engine) as connection:
-            assert not await deliveries_of_subscription(
+            page = await deliveries_of_subscription(
                 connection,
                 RoomId(1),
                 SubscriptionId("01a20a90-7e59-7000-8000-000100000001"),
@@ -42,6 +42,7 @@ async def plans_of_a_list(engine: AsyncEngine) -> tuple[int, int]:
                 before=None,
                 limit=51,
             )
+            assert not page.found
     async with transaction(engine) as connection:
         row = (await connection.execute(_PREPARED)).one()
     await engine.dispose()

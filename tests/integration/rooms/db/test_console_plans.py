@@ -28,6 +28,7 @@ STATEMENTS: Final[Mapping[str, str]] = {
     "sidelines": overview.OVERVIEW,
     "sidelines of many": overview.OVERVIEW_OF_MANY,
     "waiting": pull_queue.WAITING,
+    "waiting and known": pull_queue.WAITING_KNOWN,
     "leased": pull_queue.LEASED,
     "status": failures.STATEMENTS[""],
     "status of a room": failures.STATEMENTS["room"],
@@ -35,6 +36,7 @@ STATEMENTS: Final[Mapping[str, str]] = {
     "minutes": minutes.READ,
     "consumers": pull_queue.CONSUMERS,
     "oldest": pull_queue.OLDEST,
+    "oldest and known": pull_queue.OLDEST_KNOWN,
     "people": people.PEOPLE,
     "end all": people.END_ALL,
 }
