@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from aiohttp import web
 
+from rooms.console import tries
 from rooms.console.oidc_routes import ATTEMPTS_PER_S
 from rooms.domain.role import parse_group_roles
 from rooms.domain.state_machine import Scope
@@ -368,3 +370,41 @@ async def test_nothing_is_there_without_a_provider(database: str) -> None:
                 assert (await browser.get(f"/console/oidc/{path}")).status == 404
             page = await browser.get("/console/sign-in")
             assert not any("oidc" in link for link in page.links)
+
+
+async def test_a_slow_provider_and_one_client_do_not_stop_the_sign_ins_of_others(
+    database: str, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a trusted proxy: who is unnamed is refused soon, and who is named has an own rate."""
+    monkeypatch.setattr(tries, "MAX_WAIT_S", 0.05)
+    settings = {**settings_for(provider), "ROOMS_TRUSTED_PROXIES": "127.0.0.0/8"}
+    async with open_api(database, gate=None, **settings) as api:
+        browser = await Browser.open(api)
+        async with browser.http:
+            sent = await begin(browser)
+            answer = provider.authorize(sent.headers["location"])
+            headers = {"Cookie": f"rooms_oidc={browser.http.cookies['rooms_oidc']}"}
+            asked, released = asyncio.Semaphore(0), asyncio.Event()
+
+            async def slow(_: web.Request) -> web.StreamResponse:
+                asked.release()
+                await released.wait()
+                return web.Response(status=500)
+
+            async def come(**more: str) -> int:
+                got = await browser.http.get(
+                    "/console/oidc/callback", params=answer, headers=headers | more
+                )
+                return got.status_code
+
+            provider.instead["/token"] = slow
+            held = [asyncio.create_task(come()) for _ in range(ATTEMPTS_PER_S)]
+            for _ in held:
+                await asked.acquire()
+            async with asyncio.timeout(5):
+                assert await come() == 429
+            named = asyncio.create_task(come(**{"X-Forwarded-For": "203.0.113.7"}))
+            async with asyncio.timeout(5):
+                await asked.acquire()
+            released.set()
+            assert 429 not in await asyncio.gather(*held, named)
