@@ -44,7 +44,14 @@ LARGE_BYTES: Final = 1024 * 1024
 MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
 """Above it PostgreSQL does not keep up, and requests are refused; for each of the connections.
 
-A request is refused only if more than an equal part would wait for its organisation, with itself.
+A request is refused only if more than an equal part would wait for its organisation, with itself,
+and more than half of one waits without it. One message is a request of any size, and it cannot be
+divided: so it gets its turn, also while others publish.
+"""
+MOST_WAITING_BYTES: Final = 2 * MAX_WAITING_BYTES
+"""Above it all are refused that would have more than an equal part.
+
+It is compared with what waits already. So a large request finds a place as often as a small one.
 """
 _OVERHEAD_BYTES: Final = 1024
 """A request takes about so many bytes beside payloads, and so does each message or delivery."""
@@ -214,14 +221,15 @@ class GroupCommitter:
             self._claim_or_wait(one)
 
     def _exceeds_share(self, one: _PendingSubmission) -> bool:
-        """Return whether an organisation would have more than its equal part with this request."""
+        """Return whether an organisation has too much waiting for a further request."""
         organisation, behind = one.submission.organisation, self._bytes_behind
-        own_bytes = behind[organisation] + one.size
+        own_bytes = behind[organisation]
         if (queue := self._waiting.get(organisation)) is not None:
             own_bytes += queue.bytes
-        return own_bytes > MAX_WAITING_BYTES // len(
-            self._waiting.keys() | behind.keys() | {organisation}
-        )
+        share = MAX_WAITING_BYTES // len(self._waiting.keys() | behind.keys() | {organisation})
+        if own_bytes + one.size <= share:
+            return False
+        return own_bytes > share // 2 or self._waiting_bytes > MOST_WAITING_BYTES
 
     def _enqueue(self, one: _PendingSubmission) -> None:
         queue = self._waiting.get(one.submission.organisation)

@@ -1,8 +1,9 @@
 """Test which requests the committer accepts, and which of those that exclude each other it writes."""
 
 import asyncio
+import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
@@ -16,6 +17,7 @@ from rooms.publishing.group_commit import (
     LARGE_ROWS,
     MAX_ROWS,
     MAX_WAITING_BYTES,
+    MOST_WAITING_BYTES,
     PLAN_CHANGED,
     CommitOutcome,
     GroupCommitter,
@@ -235,17 +237,21 @@ async def test_an_organisation_with_too_much_waiting_is_refused_and_no_other() -
             committer.submit_nowait(
                 a_request(organisation=f"other {number % 10}", size=256 * 1024), outcomes.append
             )
-        # One that would have more than its equal part is refused as well.
+        # One is accepted whatever its size; further ones only up to an equal part.
+        committer.submit_nowait(a_request(organisation="third", size=16 * MIB), outcomes.append)
+        committer.submit_nowait(a_request(organisation="fourth", size=4 * MIB), outcomes.append)
         with pytest.raises(StorageRefusedError):
-            committer.submit_nowait(a_request(organisation="third", size=16 * MIB), outcomes.append)
-        committer.submit_nowait(a_request(organisation="third", size=8 * MIB), outcomes.append)
+            committer.submit_nowait(a_request(organisation="third", size=1), outcomes.append)
+        committer.submit_nowait(a_request(organisation="fourth", size=4 * MIB), outcomes.append)
+        with pytest.raises(StorageRefusedError):
+            committer.submit_nowait(a_request(organisation="fourth", size=4 * MIB), outcomes.append)
         for organisation in ("third", "ours"):
             with pytest.raises(StorageRefusedError):
                 committer.submit_nowait(
                     a_request(organisation=organisation, size=4 * MIB), outcomes.append
                 )
         store.open.set()
-    assert outcomes == [None] * (accepted + 21)
+    assert outcomes == [None] * (accepted + 23)
 
 
 async def test_a_request_that_waits_for_no_other_is_accepted_whatever_its_size() -> None:
@@ -262,6 +268,92 @@ async def test_a_request_that_waits_for_no_other_is_accepted_whatever_its_size()
             )
         store.open.set()
     assert outcomes == [None, None]
+
+
+@contextlib.contextmanager
+def opened_at_the_end(store: Store) -> Iterator[None]:
+    """Let a store write in the end, also if an assertion fails: the committer waits for it."""
+    try:
+        yield
+    finally:
+        store.open.set()
+
+
+def of_rows(rows: int, organisation: str) -> InsertRows:
+    """Return a request that makes so many rows."""
+    one = a_request(organisation=organisation)
+    one.row_count = rows
+    return one
+
+
+@pytest.mark.parametrize(
+    ("waiting", "request_rows"),
+    [
+        # One message to 131,100 recipients, which are more than all that may wait.
+        ({"other": 1}, 131_101),
+        # The same while its own organisation and others publish little.
+        ({"other": 1, "ours": 1}, 131_101),
+        ({"other": 90_000}, 66_000),
+        ({f"other {number}": 6_700 for number in range(19)}, 6_501),
+        ({f"other {number}": 13_400 for number in range(19)}, 131_101),
+    ],
+)
+async def test_a_request_is_accepted_while_little_of_its_organisation_waits(
+    waiting: dict[str, int], request_rows: int
+) -> None:
+    store = Store()
+    store.open.clear()
+    outcomes: list[CommitOutcome | Exception] = []
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        with opened_at_the_end(store):
+            committer.submit_nowait(a_request(), outcomes.append)
+            await asyncio.sleep(0)
+            for organisation, rows in waiting.items():
+                committer.submit_nowait(of_rows(rows, organisation), outcomes.append)
+            committer.submit_nowait(of_rows(request_rows, "ours"), outcomes.append)
+            with pytest.raises(StorageRefusedError):
+                committer.submit_nowait(of_rows(66_000, "ours"), outcomes.append)
+    assert outcomes == [None] * (2 + len(waiting))
+
+
+async def test_a_large_message_gets_through_while_others_keep_publishing() -> None:
+    """Check one message to 131,100 recipients while something always waits."""
+    store = Store()
+    store.open.clear()
+    outcomes: list[CommitOutcome | Exception] = []
+    accepted = 0
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        with opened_at_the_end(store):
+            committer.submit_nowait(a_request(), outcomes.append)
+            await asyncio.sleep(0)
+            for number in range(1000):
+                with contextlib.suppress(StorageRefusedError):
+                    committer.submit_nowait(of_rows(5_000, f"other {number % 40}"), outcomes.append)
+                if committer._waiting_bytes > MAX_WAITING_BYTES and not accepted:
+                    committer.submit_nowait(of_rows(131_101, "ours"), outcomes.append)
+                    accepted += 1
+            assert accepted == 1
+    assert set(outcomes) == {None}
+
+
+async def test_what_waits_has_a_bound_however_many_organisations_publish() -> None:
+    store = Store()
+    store.open.clear()
+    largest = 131_101
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        with opened_at_the_end(store):
+            committer.submit_nowait(a_request(), lambda _: None)
+            await asyncio.sleep(0)
+            refused = 0
+            for number in range(300):
+                try:
+                    committer.submit_nowait(of_rows(largest, f"{number % 100}"), lambda _: None)
+                except StorageRefusedError:
+                    refused += 1
+            assert refused == 298
+            assert committer._waiting_bytes <= MOST_WAITING_BYTES + (largest + 1) * KIB
+            # A small one is within an equal part.
+            committer.submit_nowait(a_request(organisation="small"), lambda _: None)
 
 
 async def test_what_waits_for_a_key_counts_as_waiting() -> None:
