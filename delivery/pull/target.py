@@ -58,7 +58,7 @@ class Selector:
         if not self.payload:
             return True
         try:
-            decoded = decode_json(payload)
+            decoded = decode_json(payload, many=True)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # JSON whose numbers are too large, or lists too deep, has no comparable value.
             return False

@@ -107,7 +107,7 @@ class FilterInput:
                     "ordering_key": self.ordering_key or "",
                     "priority": self.priority,
                     "headers": {name.lower(): value for name, value in self.headers.items()},
-                    "payload": decode_json(self.payload),
+                    "payload": decode_json(self.payload, many=True),
                 }
             )
         return self._activation

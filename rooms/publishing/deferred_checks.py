@@ -2,8 +2,9 @@
 
 Preparing a request may spend `BASE_BUDGET_NS`, and `BUDGET_NS_PER_BYTE` for each byte of its
 payloads, on checks of known cost. Each message after the first may spend `BASE_BUDGET_NS` more on
-checks of at most `CHEAP_NS`, up to `CHEAP_BUDGET_NS` for all of a batch. The other checks are
-collected and run in the sandbox. The request is then prepared again with their results.
+filters of at most `CHEAP_NS` and validations of at most `CHEAP_SCHEMA_NS`, up to `CHEAP_BUDGET_NS`
+for all of a batch. The other checks are collected and run in the sandbox. The request is then
+prepared again with their results.
 """
 
 import asyncio
@@ -29,6 +30,8 @@ BASE_BUDGET_NS: Final = 10_000_000
 BUDGET_NS_PER_BYTE: Final = 50
 CHEAP_NS: Final = 20_000
 """A check costs the event loop more than this on its way to the sandbox and back."""
+CHEAP_SCHEMA_NS: Final = 1_000_000
+"""Bounds of validations are several times what these take, and ordinary batches pass with them."""
 CHEAP_BUDGET_NS: Final = 1_000_000_000
 """As long as the sandbox has for a request by default."""
 MAX_PENDING: Final = 20_000
@@ -90,6 +93,11 @@ class DeferredChecks:
                 " publish fewer messages at a time"
             )
         self.pending.append((subject, index, check))
+
+    def drop_filters(self) -> bool:
+        """Leave out the filters that are pending. Return whether validations are."""
+        self.pending = [one for one in self.pending if isinstance(one[2], SchemaCheck)]
+        return bool(self.pending)
 
     async def run(self, sandbox: CheckSandbox, tenant: str) -> None:
         """Run the pending checks. TransientError: they cannot run now."""

@@ -15,7 +15,12 @@ import jsonschema_rs
 import msgspec
 
 from rooms.errors import FieldProblem, InvalidError
-from rooms.publishing.number_bounds import decode_json, has_extreme_number, most_values
+from rooms.publishing.number_bounds import (
+    SMALL_BYTES,
+    NumberScan,
+    decode_json,
+    unscanned_ns_per_byte,
+)
 from rooms.publishing.schema_bounds import SchemaBoundError, SchemaMeasure, measure_schema
 
 DRAFT_07: Final = "http://json-schema.org/draft-07/schema"
@@ -42,6 +47,8 @@ _QUOTE_NS: Final = 100
 """A byte of the value that a problem quotes."""
 _PATH_NS: Final = 8
 """A character of the names on the way to that value."""
+_ROUGH_NS: Final = 2_000_000
+"""So much of a request's budget is taken for its first message without a search for numbers."""
 _MAX_ERROR_CHARS: Final = 300
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$\-]*")
 
@@ -62,7 +69,17 @@ def path_text(start: str, path: Sequence[str | int]) -> str:
 class PayloadSchema:
     """Hold a bounded schema, compiled if it is plain."""
 
-    __slots__ = ("_measure", "_ns_per_byte", "_validator", "field", "is_plain", "text", "weight")
+    __slots__ = (
+        "_measure",
+        "_ns_per_byte",
+        "_number_measure",
+        "_unscanned_ns_per_byte",
+        "_validator",
+        "field",
+        "is_plain",
+        "text",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -97,6 +114,8 @@ class PayloadSchema:
             )
         self.is_plain, self.weight, self._ns_per_byte = False, 0, 0
         self._measure: SchemaMeasure | None = None
+        self._number_measure: SchemaMeasure | None = None
+        self._unscanned_ns_per_byte = 0
         self._validator: Any = None
         if len(self.text) > _MAX_INLINE_BYTES and not compiled:
             return  # Measuring and compiling it takes too long here.
@@ -106,6 +125,11 @@ class PayloadSchema:
             raise InvalidError(FieldProblem(field, str(exc))) from exc
         self.is_plain = measured.is_plain and len(self.text) <= _MAX_INLINE_BYTES
         self._measure, self.weight = measured, measured.weight
+        if measured.number_ns:
+            self._number_measure = measured
+            self._unscanned_ns_per_byte = unscanned_ns_per_byte(
+                measured.number_ns, measured.long_number_ns
+            )
         self._ns_per_byte = measured.weight * CHECK_NS if self.is_plain else 0
         if compiled or self.is_plain:
             self._validator = _compile(kind, schema, field)
@@ -118,34 +142,66 @@ class PayloadSchema:
         return self._ns_per_byte * size if self._ns_per_byte else None
 
     def problems(
-        self, payload: bytes, at: str, spend: Callable[[float], bool] = lambda _: True
+        self,
+        payload: bytes,
+        at: str,
+        spend: Callable[[float], bool] = lambda _: True,
+        *,
+        many: bool = False,
     ) -> list[FieldProblem] | None:
         """Return the problems of a JSON text, with places under `at`; empty if it is valid.
 
         `spend` takes a bound of the nanoseconds that the values of this payload cost, and returns
-        False if that is too much. None: it takes too long here, and the sandbox must check it.
+        False if that is too much. `many`: others were checked just before, and of further ones the
+        first problem is enough. None: it takes too long here, and the sandbox must check it.
         """
-        text = bytes(payload)  # msgspec.Raw has no methods of bytes.
+        size, numbers = len(payload), None
+        numbers_ns = self._unscanned_ns_per_byte * size if size < SMALL_BYTES and not many else 0
+        if self._number_measure is not None and not 0 < numbers_ns <= _ROUGH_NS:
+            numbers = NumberScan(bytes(payload))  # msgspec.Raw has no methods of bytes.
         try:
-            value = decode_json(text)
+            value = decode_json(payload, many=many) if numbers is None else numbers.decode()
         except (ValueError, RecursionError) as exc:
             return [FieldProblem(at, _shortened(str(exc)))]
-        measure = self._measure
-        if (
-            measure is not None
-            and measure.number_ns
-            and (has_extreme_number(text) or not spend(measure.number_ns * most_values(text)))
-        ):
+        if numbers is not None:
+            if not self._spend_on_numbers(numbers, spend, many=many):
+                return None
+        elif numbers_ns and not spend(numbers_ns):
             return None
         try:
             if self._validator.is_valid(value):
                 return []
         except ValueError as exc:
             return [_cannot_validate(exc, at)]
-        listing_ns = self._listing_ns(value, len(payload), _MAX_LISTED_NS)
-        if listing_ns > _MAX_LISTED_NS or not spend(listing_ns):
+        return self._list_within(value, size, at, spend, many=many)
+
+    def _spend_on_numbers(
+        self, numbers: NumberScan, spend: Callable[[float], bool], *, many: bool
+    ) -> bool:
+        """Spend what scanned numbers may cost. False: it is too much, or one is extreme."""
+        if not spend(numbers.search_ns) or numbers.find_extreme():
+            return False
+        measure = self._number_measure
+        return measure is None or spend(measure.numbers_ns(numbers, 0 if many else _ROUGH_NS))
+
+    def _list_within(
+        self,
+        value: object,
+        size: int,
+        at: str,
+        spend: Callable[[float], bool],
+        *,
+        many: bool,
+    ) -> list[FieldProblem] | None:
+        listing_ns = self._listing_ns(value, size, _MAX_LISTED_NS)
+        if listing_ns > _MAX_LISTED_NS:
             return None
-        return self._list_problems(value, at)
+        if spend(listing_ns):
+            return self._list_problems(value, at)
+        makes_one = self._measure is not None and self._measure.makes_one
+        if many and makes_one and spend(self._first_ns(size)):
+            return self._list_first(value, at)
+        return None
 
     def is_valid(self, value: object) -> bool:
         """Return whether a decoded value is valid."""
@@ -162,13 +218,14 @@ class PayloadSchema:
             and self._listing_ns(value, size, _MAX_SANDBOX_LISTED_NS) <= _MAX_SANDBOX_LISTED_NS
         ):
             return self._list_problems(value, at)
-        try:
-            self._validator.validate(value)
-        except jsonschema_rs.ValidationError as exc:
-            return [FieldProblem(path_text(at, exc.instance_path), _shortened(exc.message))]
-        except ValueError as exc:
-            return [_cannot_validate(exc, at)]
-        return []
+        return self._list_first(value, at)
+
+    def _first_ns(self, size: int) -> int:
+        """Return an upper bound of the time to list the first problem of `size` bytes.
+
+        The value is checked once more, and the problem may quote all of it, and of the schema.
+        """
+        return _PROBLEM_NS + self._ns_per_byte * size + _QUOTE_NS * (size + len(self.text))
 
     def _listing_ns(self, value: object, size: int, most_ns: int) -> float:
         """Return an upper bound of the time to list the problems of a value of `size` bytes.
@@ -187,6 +244,15 @@ class PayloadSchema:
             # Each name of a property is reported with a copy of the object.
             + values * measure.listed_names * _QUOTE_NS * size
         )
+
+    def _list_first(self, value: object, at: str) -> list[FieldProblem]:
+        try:
+            self._validator.validate(value)
+        except jsonschema_rs.ValidationError as exc:
+            return [FieldProblem(path_text(at, exc.instance_path), _shortened(exc.message))]
+        except ValueError as exc:
+            return [_cannot_validate(exc, at)]
+        return []
 
     def _list_problems(self, value: object, at: str) -> list[FieldProblem]:
         try:

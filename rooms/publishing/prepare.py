@@ -4,7 +4,7 @@ Pure, except for the ids that it draws.
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -13,7 +13,6 @@ from rooms.db.pg_arrays import uuid_element, uuid_text
 from rooms.db.publish.request_rows import CallerId, ExtendedColumns, InsertRows
 from rooms.domain.delivery_task import DEFAULT_PRIORITY
 from rooms.domain.ids import IdGenerator, SubscriptionId
-from rooms.domain.message import MAX_DELAY_MS, DeliverySchedule
 from rooms.errors import FieldProblem, InvalidError, TooLargeError
 from rooms.publishing.batch_bounds import check_deliveries
 from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
@@ -22,12 +21,18 @@ from rooms.publishing.deferred_checks import (
     BUDGET_NS_PER_BYTE,
     CHEAP_BUDGET_NS,
     CHEAP_NS,
+    CHEAP_SCHEMA_NS,
     ChecksPendingError,
     DeferredChecks,
 )
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
+from rooms.publishing.room_problems import (
+    delivery_schedule,
+    message_problems,
+    routing_problems,
+)
 from rooms.publishing.routing import PublishAccess, RoutingTable, UnroutableError
 
 NOTIFY_WITHIN_MS: Final = 2_000
@@ -205,11 +210,11 @@ class Preparer:
                 route = _route(routing, message, access, refused.get(index))
                 schema = routing.schema(message.event_type, route.version)
             except (UnroutableError, InvalidError) as exc:
-                problems += _routing_problems(exc, prefix)
+                problems += routing_problems(exc, prefix)
                 continue
             chosen = message.destinations
             if message.deliver_at is not None or chosen is not None:
-                problems += _message_problems(route, message, prefix, now_ms, access)
+                problems += message_problems(route, message, prefix, now_ms, access)
                 route = route if chosen is None else route.restricted_to(chosen)
                 work_ns += _PART_NS * len(chosen or ())
             if schema is not None or route.filtered:
@@ -265,7 +270,7 @@ class Preparer:
             correlation_json = _encode(message.correlation_id)[1:]
         foreign = None if access is None or access.owns else access.organisation
         is_plain = message.is_plain and foreign is None and application is None
-        due = None if is_plain else _delivery_schedule(message)
+        due = None if is_plain else delivery_schedule(message)
         caller_id = message.id
         if caller_id is not None and access is not None:
             caller_id = access.scope(caller_id)
@@ -337,13 +342,6 @@ def _route(
     return routing.route(message.event_type, message.version)
 
 
-def _routing_problems(error: UnroutableError | InvalidError, prefix: str) -> Iterator[FieldProblem]:
-    if isinstance(error, UnroutableError):
-        yield FieldProblem(prefix + error.field, str(error))
-    else:
-        yield from (FieldProblem(prefix + one.field, one.message) for one in error.problems)
-
-
 class _RoutedMessages:
     """Collect the routes of a request's messages, and what is wrong with them.
 
@@ -361,8 +359,14 @@ class _RoutedMessages:
     def finish(
         self, on_filter_error: Callable[[SubscriptionId, str], None] | None
     ) -> list[EventRoute | None]:
-        """Return a route for each message. InvalidError, ChecksPendingError."""
+        """Return a route for each message. InvalidError, ChecksPendingError.
+
+        Validations that are pending come first: each wrong message is named, as far as an answer
+        goes.
+        """
         if self.problems:
+            if len(self.problems) < MAX_PROBLEMS and self.checking is not None:
+                self.checking.finish_schemas()
             raise InvalidError(*self.problems[:MAX_PROBLEMS])
         if self.checking is not None:
             self.checking.finish(on_filter_error)
@@ -396,17 +400,23 @@ class _InlineChecks:
         """Let a further message of a batch spend time of its own on cheap checks."""
         self._cheap_of_message_ns = min(BASE_BUDGET_NS, self._cheap_budget_ns)
 
-    def _spend(self, cost_ns: float) -> bool:
-        """Take the cost of a check from a budget; return False if none has so much."""
+    def _spend(self, cost_ns: float, cheap_ns: int) -> bool:
+        """Take the cost of a check from a budget; return False if none has so much.
+
+        The budget that each message has is for checks of at most `cheap_ns`.
+        """
         if cost_ns <= self.budget_ns:
             self.budget_ns -= cost_ns
-        elif cost_ns <= CHEAP_NS and cost_ns <= self._cheap_of_message_ns:
+        elif cost_ns <= cheap_ns and cost_ns <= self._cheap_of_message_ns:
             self._cheap_of_message_ns -= cost_ns
             self._cheap_budget_ns -= cost_ns
         else:
             return False
         self.spent_ns += cost_ns
         return True
+
+    def _spend_on_schema(self, cost_ns: float) -> bool:
+        return self._spend(cost_ns, CHEAP_SCHEMA_NS)
 
     def problems(
         self, schema: PayloadSchema | None, index: int, payload: msgspec.Raw, prefix: str
@@ -415,8 +425,10 @@ class _InlineChecks:
         if schema is None:
             return ()
         cost_ns = schema.cost_ns(len(payload))
-        if cost_ns is not None and self._spend(cost_ns):
-            found = schema.problems(payload, f"{prefix}payload", self._spend)
+        if cost_ns is not None and self._spend_on_schema(cost_ns):
+            found = schema.problems(
+                payload, f"{prefix}payload", self._spend_on_schema, many=index > 0
+            )
             if found is not None:
                 return found
         self.deferred = self.deferred or DeferredChecks()
@@ -432,6 +444,11 @@ class _InlineChecks:
         if part is not route:
             self.spent_ns += _PART_NS * len(route.recipients)
         return part
+
+    def finish_schemas(self) -> None:
+        """Leave out filters that are pending. ChecksPendingError: validations are."""
+        if self.deferred is not None and self.deferred.drop_filters():
+            raise ChecksPendingError(self.deferred)
 
     def finish(self, on_filter_error: Callable[[SubscriptionId, str], None] | None) -> None:
         """Report filters that failed. ChecksPendingError: some checks are pending."""
@@ -450,7 +467,7 @@ class _InlineChecks:
 
         def evaluate(message_filter: MessageFilter, subject: FilterInput) -> FilterResult:
             cost_ns = message_filter.cost_ns(len(subject.payload))
-            if self._spend(cost_ns):
+            if self._spend(cost_ns, CHEAP_NS):
                 return message_filter.evaluate(subject)
             self.deferred = self.deferred or DeferredChecks()
             return self.deferred.filter_result(message_filter, index, subject)
@@ -467,26 +484,3 @@ def _filter_input(route: EventRoute, message: MessageRequest) -> FilterInput:
         ordering_key=message.ordering_key,
         priority=DEFAULT_PRIORITY if message.priority is None else message.priority,
     )
-
-
-def _delivery_schedule(message: MessageRequest) -> DeliverySchedule:
-    return DeliverySchedule.from_request(delay_ms=message.delay_ms, deliver_at=message.deliver_at)
-
-
-def _message_problems(
-    route: EventRoute,
-    message: MessageRequest,
-    prefix: str,
-    now_ms: int,
-    access: PublishAccess | None,
-) -> Iterator[FieldProblem]:
-    if (
-        message.deliver_at is not None
-        and _delivery_schedule(message).delay_from_ms(now_ms) > MAX_DELAY_MS
-    ):
-        yield FieldProblem(f"{prefix}deliver_at", "is more than ten years ahead")
-    for index, text in enumerate(message.destinations or ()):
-        recipient = route.by_destination.get(text)
-        if recipient is None or (access is not None and not access.may_name(recipient)):
-            field = f"{prefix}destinations[{index}]"
-            yield FieldProblem(field, "unknown destination for this event type and version")

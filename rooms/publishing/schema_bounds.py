@@ -4,7 +4,7 @@ A schema is a graph: with `$ref`, a kilobyte of text can mean millions of sub-sc
 `measure_schema` counts them without unfolding them.
 
 A schema is *plain* if its weight times the bytes of the payload, and its time for a number times
-the values of the payload, bound the cost of validating. Others run in the sandbox only: those with
+the numbers of the payload, bound the cost of validating. Others run in the sandbox only: those with
 recursion, dynamic references, `uniqueItems`, unevaluated keywords, unbounded patterns and so on.
 
 Listing the problems costs more than finding one. A list of 4,000 `required` names is one check
@@ -20,7 +20,12 @@ from urllib.parse import unquote
 
 import msgspec
 
-from rooms.publishing.number_bounds import NUMBER_KEYWORDS, are_ordinary, keyword_ns
+from rooms.publishing.number_bounds import (
+    NUMBER_KEYWORDS,
+    NumberScan,
+    are_ordinary,
+    keyword_ns,
+)
 from rooms.publishing.regex_bounds import pattern_weight
 
 MAX_DEPTH: Final = 100
@@ -31,7 +36,7 @@ MAX_PLAIN_PATTERN: Final = 500
 """Largest weight of a pattern that is matched inline."""
 _MAX_INDEX_DIGITS: Final = 6
 _COMPOUND_WEIGHT: Final = 5
-_NUMBERS_WEIGHT: Final = 3
+_NUMBERS_WEIGHT: Final = 2
 """A byte that is searched for numbers beyond the bounds."""
 _QUOTED_BYTES: Final = 64
 """Bytes of the schema that a problem quotes in about the time that it takes itself."""
@@ -42,6 +47,8 @@ _BACKTRACKING: Final = re.compile(r"\\[1-9kKG]|\(\?[=!<>(]|[*+?}]\+")
 _SCHEMA_KEYWORDS: Final = frozenset({"not", "if", "then", "else"})
 """Keywords whose value is one schema for the same value."""
 _SCHEMA_LIST_KEYWORDS: Final = frozenset({"allOf", "anyOf", "oneOf"})
+_EAGER_KEYWORDS: Final = frozenset({"anyOf", "oneOf", "propertyNames"})
+"""Keywords with one problem for which the library makes all those of their schemas."""
 _CHILD_KEYWORDS: Final = frozenset(
     {"items", "additionalItems", "additionalProperties", "contains", "propertyNames"}
 )
@@ -104,11 +111,24 @@ class SchemaMeasure:
     weight: int
     """Upper bound of the checks for one value of a payload, if the schema is plain."""
     number_ns: int
-    """Upper bound of the time for one value of a payload if it is an ordinary number."""
+    """Upper bound of the time for one ordinary number of a payload without long ones."""
+    long_number_ns: int
+    """The same where there are long ones."""
     listed: int
     """Upper bound of the problems of one value, each with 64 bytes that it quotes of the schema."""
     listed_names: int
     """Those of them that quote an object for the name of each of its properties."""
+    makes_one: bool
+    """The library makes the first problem before the others."""
+
+    def numbers_ns(self, numbers: NumberScan, rough_ns: int) -> int:
+        """Return an upper bound of the time for the numbers of a text.
+
+        It holds if none is extreme. A rough bound is enough up to `rough_ns`.
+        """
+        each_ns = self.long_number_ns if numbers.has_long else self.number_ns
+        most_ns = each_ns * numbers.rough_count
+        return most_ns if most_ns <= rough_ns else each_ns * numbers.count()
 
 
 class _Cost(NamedTuple):
@@ -116,6 +136,7 @@ class _Cost(NamedTuple):
 
     weight: int
     number_ns: int
+    long_number_ns: int
     listed: int
     listed_names: int
 
@@ -135,8 +156,8 @@ class _Part(NamedTuple):
     """Most bytes of references and patterns on the way to a keyword; its problems name the way."""
 
 
-_NOTHING: Final = _Cost(0, 0, 0, 0)
-_LEAF: Final = _Part(1, _Cost(1, 0, 1, 0), 0)
+_NOTHING: Final = _Cost(0, 0, 0, 0, 0)
+_LEAF: Final = _Part(1, _Cost(1, 0, 0, 1, 0), 0)
 
 
 def measure_schema(schema: object) -> SchemaMeasure:
@@ -154,8 +175,10 @@ def measure_schema(schema: object) -> SchemaMeasure:
         walk.is_plain,
         cost.weight + (_NUMBERS_WEIGHT if cost.number_ns else 0),
         cost.number_ns,
+        cost.long_number_ns,
         cost.listed * way,
         cost.listed_names,
+        walk.makes_one,
     )
 
 
@@ -182,6 +205,7 @@ class _SchemaWalker:
         self._measured: dict[int, _Part] = {}
         self._visiting: set[int] = set()
         self.is_plain = plain
+        self.makes_one = True
 
     def visit(self, schema: object) -> _Part:
         """Return the unfolded size and the cost."""
@@ -207,6 +231,7 @@ class _SchemaWalker:
     def _visit(self, schema: Mapping[str, Any]) -> _Part:
         size, path_bytes = 1, 0
         here, named, others = _LEAF.cost, _NOTHING, _NOTHING
+        self.makes_one = self.makes_one and _EAGER_KEYWORDS.isdisjoint(schema)
         for keyword, value in schema.items():
             if keyword not in _DEFINITION_KEYWORDS:
                 here = here.plus(_keyword_cost(keyword, value))
@@ -224,14 +249,14 @@ class _SchemaWalker:
                 ):
                     others = others.plus(part.cost)
                     if keyword == "propertyNames":
-                        others = others.plus(_Cost(0, 0, 0, part.cost.listed))
+                        others = others.plus(_Cost(0, 0, 0, 0, part.cost.listed))
                 else:
                     here = here.plus(part.cost)
             if keyword in {"pattern", "patternProperties"}:
                 weight = self._patterns_weight(
                     [value] if isinstance(value, str) else value if isinstance(value, dict) else ()
                 )
-                here = here.plus(_Cost(weight, 0, 0, 0))
+                here = here.plus(_Cost(weight, 0, 0, 0, 0))
         cost = here.plus(named).plus(others)
         return _Part(size, _Cost(*(min(one, _MOST) for one in cost)), path_bytes)
 
@@ -315,7 +340,7 @@ def _keyword_cost(keyword: str, value: object) -> _Cost:
     """Return the cost of a keyword, without the schemas in it."""
     return _Cost(
         _comparison_count(keyword, value),
-        keyword_ns(keyword, value),
+        *keyword_ns(keyword, value),
         _listing_count(keyword, value),
         0,
     )

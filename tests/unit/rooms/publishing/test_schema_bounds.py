@@ -254,7 +254,7 @@ def test_the_time_to_list_problems_is_taken_from_the_budget() -> None:
         ({"multipleOf": 0.1}, "1e300"),
         ({"multipleOf": 3}, "1e300"),
         ({"multipleOf": 0.1}, "9" * 4000),
-        ({"multipleOf": 0.01}, "-1.5E+20"),
+        ({"multipleOf": 0.01}, "-1.5E+30"),
         ({"minimum": 0.1}, "1e-300"),
         ({"exclusiveMaximum": 7}, "9" * 4000),
         ({"const": 0.1}, "1e-300"),
@@ -283,21 +283,21 @@ def test_a_schema_with_extreme_numbers_is_not_plain(schema: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "number_ns"),
     [
-        {"multipleOf": 0.01},
-        {"minimum": -(2**63), "maximum": 2**63 - 1},
-        {"maximum": 1.7976931348623157e308},
-        {"const": 0},
-        {"enum": [True, 1, 2.5]},
+        ({"multipleOf": 0.01}, 1000),
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, 300),
+        ({"maximum": 1.7976931348623157e308}, 1000),
+        ({"const": 0}, 1000),
+        ({"enum": [True, 1, 2.5]}, 1000),
     ],
 )
-def test_comparisons_of_numbers_are_taken_from_the_budget(schema: Any) -> None:
+def test_comparisons_of_numbers_are_taken_from_the_budget(schema: Any, number_ns: int) -> None:
     found = PayloadSchema({"anyOf": [{"items": schema}, True]})
     budget = Budget()
     text = b"[" + b"1," * 999 + b'"3f2b4e55-9a7d-4e55", 1.5e9]'
     assert found.problems(text, "payload", budget.spend) == []
-    assert budget.spent_ns >= 1000 * 1000
+    assert budget.spent_ns >= number_ns * 1000
     assert found.problems(text, "payload", lambda _: False) is None
 
 
