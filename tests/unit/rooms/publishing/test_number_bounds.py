@@ -21,6 +21,7 @@ EXTREME = ["1e300", "1E308", "-1.7976931348623157e+308", "5e-324", "2.2250738585
 def test_a_payload_has_the_same_value_with_either_decoder(number: str) -> None:
     text = f'{{"a": [{number}, "1e300", null]}}'.encode()
     assert decode_json(text) == msgspec.json.decode(text)
+    assert decode_json(text, many=True) == msgspec.json.decode(text)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_what_is_no_payload_is_refused_alike(text: bytes) -> None:
     with pytest.raises(ValueError) as expected:
         msgspec.json.decode(text)
     with pytest.raises(ValueError) as caught:
-        decode_json(text)
+        decode_json(text, many=True)
     assert str(caught.value) == str(expected.value)
 
 
