@@ -9,6 +9,7 @@ DeliveryError
 ├── AttemptCrashedError         the process that made the attempt died
 ├── ClaimExpiredError           no attempt was made before the claim ran out
 ├── ResourceShortageError       no attempt was made: this process or machine lacks files or ports
+├── LookupShortageError         a name was not looked up, because there is no file for a socket
 ├── LookupsBusyError            a name was not looked up, because too many others are
 └── SandboxUnavailableError     no sandbox process can be started
 """
@@ -31,6 +32,14 @@ class UnresolvableError(TargetRefusedError):
 
 class LookupsBusyError(DeliveryError):
     """Report that a name was not looked up, because too many others are."""
+
+
+class LookupShortageError(DeliveryError):
+    """Report that a name was not looked up, because this process or machine lacks what it takes."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class AttemptFailedError(DeliveryError):

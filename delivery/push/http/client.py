@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from delivery.push.errors import (
     AttemptFailedError,
     BlockedError,
+    LookupShortageError,
     StaleConnectionError,
     UnresolvableError,
 )
@@ -142,7 +143,10 @@ class HttpSender:
             raise
 
     async def _connect(self, key: PoolKey, deadline: float, *, fresh: bool) -> HttpConnection:
-        """Return a connection that is ready for an exchange. Raises AttemptFailedError."""
+        """Return a connection that is ready for an exchange.
+
+        AttemptFailedError, ResourceShortageError.
+        """
         organisation, (_, host, port) = key
         stage = "resolving the name"
         try:
@@ -165,8 +169,9 @@ class HttpSender:
             raise AttemptFailedError(ErrorClass.TIMEOUT, f"timed out while {stage}") from exc
         except BlockedError as exc:
             raise AttemptFailedError(ErrorClass.BLOCKED, str(exc)) from exc
+        except LookupShortageError as exc:
+            raise self._shortages.of_lookup(exc.error) from exc
         except UnresolvableError as exc:
-            self._shortages.check_files()
             raise AttemptFailedError(ErrorClass.DNS, str(exc)) from exc
 
     async def _dial(

@@ -268,10 +268,12 @@ class DnsLookups:
 
 @dataclass(slots=True, kw_only=True)
 class DnsResult:
-    """Hold the outcome of a lookup: addresses or a refusal. Times are monotonic seconds."""
+    """Hold addresses, or a refusal, or a shortage of the look-up. Times are monotonic seconds."""
 
     addresses: tuple[str, ...] = ()
     refusal: type[TargetRefusedError] | None = None
+    shortage: OSError | None = None
+    """The system's error for which the name was not looked up."""
     detail: str = ""
     fresh_until: float
     """The name is looked up again after this."""

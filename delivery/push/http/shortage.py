@@ -37,13 +37,9 @@ class ShortageReporter:
         if remedy is not None:
             raise self._report(error, remedy) from error
 
-    def check_files(self) -> None:
-        """Raise ResourceShortageError if no socket can be opened, as a resolver must."""
-        try:
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
-        except OSError as exc:
-            if (remedy := _REMEDIES.get(exc.errno or 0)) is not None:
-                raise self._report(exc, remedy) from exc
+    def of_lookup(self, error: OSError) -> ResourceShortageError:
+        """Report what `find_lookup_shortage` returned; return the error to raise."""
+        return self._report(error, _REMEDIES[error.errno or 0])
 
     def end(self) -> None:
         """Record that a connection was opened."""
@@ -54,6 +50,21 @@ class ShortageReporter:
         OUTAGES.record_failure(shortage, _PUT_OFF, dependency=Dependency.CONNECTIONS)
         self._on_shortage(errno.errorcode[error.errno or 0])
         return shortage
+
+
+def find_lookup_shortage(error: Exception | None = None) -> OSError | None:
+    """Return the system's error if a look-up that has just failed lacked a file or memory.
+
+    The look-up's own `error` does not always have it: c-ares and libc replace it with theirs.
+    """
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        return error
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+    except OSError as exc:
+        if exc.errno in _REMEDIES:
+            return exc
+    return None
 
 
 def _has_route(address: str, port: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Final, Self
 from delivery.push.errors import (
     BlockedError,
     LookupsBusyError,
+    LookupShortageError,
     TargetRefusedError,
     UnresolvableError,
 )
@@ -31,6 +32,7 @@ from delivery.push.http.dns import (
     Resolver,
     SystemResolver,
 )
+from delivery.push.http.shortage import find_lookup_shortage
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import REFUSED_PORTS, PushUrl, ends_in_number
 from rooms.settings import Settings
@@ -201,11 +203,16 @@ class SsrfGuard:
         return result.addresses or None
 
     async def resolve(self, host: str, port: int, organisation: OrganisationId) -> tuple[str, ...]:
-        """Return one or more addresses, best first. Raises BlockedError, UnresolvableError."""
+        """Return one or more addresses, best first.
+
+        BlockedError, UnresolvableError. LookupShortageError: this process or machine lacks files.
+        """
         self._check_port(port)
         result = self._cache.get(organisation, host)
         if result is None or result.fresh_until <= self._clock():
             result = await self._refresh(host, organisation, result)
+        if result.shortage is not None:
+            raise LookupShortageError(result.shortage)
         if result.refusal is not None:
             raise result.refusal(result.detail)
         return result.addresses
@@ -262,31 +269,45 @@ class SsrfGuard:
         return old
 
     async def _lookup(self, host: str, organisation: OrganisationId) -> DnsResult:
-        now = self._clock
-        old = self._cache.get(organisation, host)
         try:
             literal = _parse_literal(host)
             found = (str(literal),) if literal else await self._lookups.run(host, organisation)
         except BlockedError as exc:
             return self._refuse(host, organisation, BlockedError, str(exc))
         except LookupsBusyError as exc:
-            # Nothing is known about the name, so this is not cached.
             self._observe("busy")
-            if old is not None and old.addresses and now() < old.usable_until:
-                old.fresh_until = min(now() + self._fresh_s, old.usable_until)
-                return old
-            return DnsResult(
+            unknown = DnsResult(
                 refusal=UnresolvableError,
                 detail=f"{host}: {exc}",
                 fresh_until=0.0,
                 usable_until=0.0,
             )
+            return self._old_or(host, organisation, unknown)
         except Exception as exc:  # noqa: BLE001 - any error of a resolver concerns one name only
+            if (shortage := find_lookup_shortage(exc)) is not None:
+                return self._on_shortage(host, organisation, shortage)
             if not isinstance(exc, OSError):
                 _log.exception("the resolver failed at %s", host)
             reason = "no answer in time" if isinstance(exc, TimeoutError) else exc
             return self._on_failure(host, organisation, f"{host} cannot be resolved: {reason}")
+        if not found and (shortage := find_lookup_shortage()) is not None:
+            # Without files, /etc/hosts cannot be read: the name may be there.
+            return self._on_shortage(host, organisation, shortage)
         return self._accept(host, organisation, found)
+
+    def _on_shortage(self, host: str, organisation: OrganisationId, shortage: OSError) -> DnsResult:
+        self._observe("failed")
+        unknown = DnsResult(shortage=shortage, fresh_until=0.0, usable_until=0.0)
+        return self._old_or(host, organisation, unknown)
+
+    def _old_or(self, host: str, organisation: OrganisationId, unknown: DnsResult) -> DnsResult:
+        """Return the old addresses while they are usable, else `unknown`, which is not cached."""
+        now = self._clock()
+        old = self._cache.get(organisation, host)
+        if old is None or not old.addresses or now >= old.usable_until:
+            return unknown
+        old.fresh_until = min(now + self._fresh_s, old.usable_until)
+        return old
 
     def _accept(
         self, host: str, organisation: OrganisationId, addresses_found: Sequence[str]

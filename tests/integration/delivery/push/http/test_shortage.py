@@ -46,6 +46,40 @@ class FailingResolver:
         """Have nothing open."""
 
 
+class AnsweringResolver:
+    """Have these answers, and then none."""
+
+    def __init__(self, answers: list[list[str]]) -> None:
+        self.answers = answers
+
+    async def __call__(self, host: str) -> list[str]:
+        if not self.answers:
+            raise OSError("Could not contact DNS servers")
+        return self.answers.pop(0)
+
+    def close(self) -> None:
+        """Have nothing open."""
+
+
+class FilelessResolver:
+    """Have no file for the first look-up, as c-ares reports it, or with the system's error."""
+
+    def __init__(self, outcome: OSError | list[str]) -> None:
+        self.outcome = outcome
+        self.lookups = 0
+
+    async def __call__(self, host: str) -> list[str]:
+        self.lookups += 1
+        if self.lookups > 1:
+            return ["127.0.0.1"]
+        if isinstance(self.outcome, OSError):
+            raise self.outcome
+        return self.outcome
+
+    def close(self) -> None:
+        """Have nothing open."""
+
+
 async def post(sender: HttpSender, host: str, port: int) -> AttemptResult:
     target = PushUrl(scheme="http", host=host, port=port, path="/")
     return await sender.send(target, b"", b"", organisation=ORGANISATION, timeout_s=10)
@@ -82,6 +116,54 @@ async def test_a_name_that_cannot_be_looked_up_without_files_is_no_failure_of_dn
         with no_files(), pytest.raises(ResourceShortageError):
             await post(sender, "hooks.example", 80)
         assert (await post(sender, "hooks.example", 80)).error is ErrorClass.DNS
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [OSError("Could not contact DNS servers"), []],
+    ids=["no name server", "no address"],
+)
+async def test_after_a_shortage_a_name_is_looked_up_again(outcome: OSError | list[str]) -> None:
+    """A cached refusal would count as a failure of the endpoint when there are files again."""
+    causes: list[str] = []
+    resolver = FilelessResolver(outcome)
+    async with (
+        serving(answering(OK)) as endpoint,
+        HttpSender(SsrfGuard(LOOPBACK, resolver=resolver), on_shortage=causes.append) as sender,
+    ):
+        with no_files(), pytest.raises(ResourceShortageError, match="ulimit"):
+            await post(sender, "hooks.example", endpoint.port)
+        assert (await post(sender, "hooks.example", endpoint.port)).status == 200
+    assert resolver.lookups == 2
+    assert causes == ["EMFILE"]
+
+
+async def test_a_shortage_that_ended_after_the_lookup_is_known_by_its_error() -> None:
+    resolver = FilelessResolver(OSError(errno.EMFILE, "Too many open files"))
+    async with (
+        serving(answering(OK)) as endpoint,
+        HttpSender(SsrfGuard(LOOPBACK, resolver=resolver)) as sender,
+    ):
+        with pytest.raises(ResourceShortageError, match="ulimit"):
+            await post(sender, "hooks.example", endpoint.port)
+        assert (await post(sender, "hooks.example", endpoint.port)).status == 200
+
+
+async def test_a_name_that_was_refused_before_a_shortage_stays_refused() -> None:
+    async with HttpSender(SsrfGuard(LOOPBACK, resolver=FailingResolver())) as sender:
+        assert (await post(sender, "hooks.example", 80)).error is ErrorClass.DNS
+        with no_files():
+            assert (await post(sender, "hooks.example", 80)).error is ErrorClass.DNS
+
+
+async def test_a_shortage_leaves_addresses_that_are_still_usable() -> None:
+    now_s = 0.0
+    resolver = AnsweringResolver([["127.0.0.1"]])
+    guard = SsrfGuard(LOOPBACK, resolver=resolver, clock=lambda: now_s)
+    assert await guard.resolve("hooks.example", 80, ORGANISATION) == ("127.0.0.1",)
+    now_s = 6.0
+    with no_files():
+        assert await guard.resolve("hooks.example", 80, ORGANISATION) == ("127.0.0.1",)
 
 
 @pytest.mark.parametrize("code", [errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
