@@ -21,8 +21,12 @@ _NODE: Final = re.compile(r"(?:\[(?P<six>[^\]/?]*)\]|(?P<name>[^:,\[\]@]*))(?::(
 _NAME: Final = re.compile(r"[A-Za-z0-9.\-]+")
 _PORT: Final = re.compile("[0-9]{1,5}")
 _MAX_PORT: Final = 65_535
-_SEVERAL: Final = {"host": ",", "hostaddr": ",", "port": ",", "options": " "}
+_OPTIONS: Final = "options"
+_SEVERAL: Final = {"host": ",", "hostaddr": ",", "port": ",", _OPTIONS: " "}
 """Parameters that may be given several times, and what joins their values."""
+
+_BEFORE_SPACE: Final = re.compile(r"(?:(?:^|\s)(?:-c)?|\\)$")
+_AFTER_SPACE: Final = re.compile(r"-[-A-Za-z]|$")
 
 
 def parse_postgres_url(url: str) -> dict[str, str]:
@@ -94,9 +98,25 @@ def _read_query(query: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in filter(None, query.split("&")):
         key, _, value = part.partition("=")
-        name, text = unquote(key), unquote(value)
+        name = unquote(key)
+        text = _read_options(value) if name == _OPTIONS else unquote(value)
         joint = _SEVERAL.get(name)
         found[name] = text if joint is None or name not in found else found[name] + joint + text
+    return found
+
+
+def _read_options(text: str) -> str:
+    """Return the server's options, with a space for each plus that separates them.
+
+    libpq would read those as a plus, and the server knows no parameter that begins with one. A plus
+    within a value stays, as in `timezone=UTC+3`.
+    """
+    first, *others = map(unquote, text.split("+"))
+    found = first
+    for place, part in enumerate(others):
+        rest = "+".join(others[place:]).lstrip("+")
+        is_space = _BEFORE_SPACE.search(found) or _AFTER_SPACE.match(rest)
+        found += (" " if is_space else "+") + part
     return found
 
 

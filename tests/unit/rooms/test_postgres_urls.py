@@ -76,3 +76,27 @@ def test_a_problem_shows_no_password(url: str, problem: str) -> None:
     with pytest.raises(BackendUrlError, match=problem) as caught:
         parse_postgres_url(url)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ("-c+search_path%3Drooms", "-c search_path=rooms"),
+        ("%2Dc+search_path=rooms", "-c search_path=rooms"),
+        ("+-c+a%3D1+-c+b%3D2+", " -c a=1 -c b=2 "),
+        ("-ca%3D1+--b%3D2", "-ca=1 --b=2"),
+        ("-c%20a%3D1++-c%20b%3D2", "-c a=1  -c b=2"),
+        ("-c++a%3D1", "-c  a=1"),
+        ("-c+search_path%3Da,%5C+b", r"-c search_path=a,\ b"),
+        ("-c%20timezone%3DUTC+3", "-c timezone=UTC+3"),
+        ("-c+a%3D1%2B-c", "-c a=1+-c"),
+        ("-c+a%3D1&options=-c+b%3D2", "-c a=1 -c b=2"),
+    ],
+)
+def test_a_plus_between_options_is_a_space_as_before(given: str, options: str) -> None:
+    """The server would refuse every connection, as it has no parameter `+search_path`."""
+    url = f"postgresql://h/db?options={given}&application_name=a+b"
+    expected = {"host": "h", "dbname": "db", "options": options, "application_name": "a+b"}
+    assert parse_postgres_url(url) == expected
+    assert conninfo_to_dict(psycopg_url(url)) == expected
+    assert connect_arguments(url, name="a test")["options"] == options.strip()
