@@ -18,13 +18,19 @@ from typing import Any, Final, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import psycopg
-from psycopg.pq import Conninfo
 from psycopg.rows import TupleRow
 from psycopg.types.string import TextLoader
 from sqlalchemy import event, text
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from rooms.db.session_settings import (
+    CUSTOM_PLANS,
+    IDLE_TRANSACTIONS,
+    SERVER_TIMEOUTS,
+    apply_settings_in_pool,
+    settings_statement,
+)
 from rooms.domain.ids import OrganisationId
 from rooms.errors import (
     QueryTimeoutError,
@@ -47,20 +53,8 @@ _TIMEOUTS: Final = {
     "tcp_user_timeout": "15000",
 }
 
-# The server gives up a client that vanished as soon, or its transactions would keep their locks for
-# two hours.
-SERVER_KEEPALIVES: Final = (
-    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
-)
-"""Options for a client that may read slowly: the server waits while its window is full."""
-SERVER_TIMEOUTS: Final = f"{SERVER_KEEPALIVES} -c tcp_user_timeout=15000"
-# One that is suspended answers keepalives. No transaction does anything but statements for so long.
-_IDLE_TRANSACTIONS: Final = "-c idle_in_transaction_session_timeout=30s"
 LONG_PAUSE: Final = text("SET LOCAL idle_in_transaction_session_timeout = '2min'")
 """Statement of a transaction that waits for another store between its statements."""
-
-# A plan for any value does not know how few rows LIMIT leaves, and sorts millions for a page of 50.
-_CUSTOM_PLANS: Final = "-c plan_cache_mode=force_custom_plan"
 
 _WAS_USED: Final = "was used"
 """The key in the pool's record of a connection; the pool forgets it with the connection."""
@@ -85,23 +79,9 @@ def psycopg_url(url: str) -> str:
     return format_postgres_url(parse_postgres_url(url))
 
 
-def session_options(url: str, *own: str) -> str:
-    """Return a session's options: `own`, then those of the URL or PGOPTIONS, which win."""
-    given = parse_postgres_url(url).get("options")
-    if given is None:
-        defaults = {option.keyword: option.val for option in Conninfo.get_defaults()}
-        given = (defaults[b"options"] or b"").decode()
-    return " ".join((*own, given)).strip()
-
-
-def connect_arguments(url: str, *options: str, name: str) -> dict[str, Any]:
-    """Return the driver's arguments for a session with these options, and what the URL asks for."""
-    return {
-        "application_name": name,
-        **_TIMEOUTS,
-        **parse_postgres_url(url),
-        "options": session_options(url, *options),
-    }
+def connect_arguments(url: str, *, name: str) -> dict[str, Any]:
+    """Return the driver's arguments for a session, and what the URL asks for."""
+    return {"application_name": name, **_TIMEOUTS, **parse_postgres_url(url)}
 
 
 def open_engine(
@@ -121,18 +101,19 @@ def open_engine(
     Its errors show no values of statements, which would be in logs then. Every execution is planned
     for its values, unless the URL's options say otherwise.
     """
-    own = [_CUSTOM_PLANS, SERVER_TIMEOUTS, _IDLE_TRANSACTIONS]
+    settings = CUSTOM_PLANS | SERVER_TIMEOUTS | IDLE_TRANSACTIONS
     if statement_timeout_s is not None:
-        own.append(f"-c statement_timeout={statement_timeout_s}s")
+        settings["statement_timeout"] = f"{statement_timeout_s}s"
     if lock_timeout_s is not None:
-        own.append(f"-c lock_timeout={lock_timeout_s}s")
+        settings["lock_timeout"] = f"{lock_timeout_s}s"
     engine = create_async_engine(
         DRIVER,
-        connect_args=connect_arguments(url, *own, name=name),
+        connect_args=connect_arguments(url, name=name),
         pool_size=size,
         max_overflow=size,
         hide_parameters=True,
     )
+    apply_settings_in_pool(engine.sync_engine.pool, url, settings)
     event.listen(engine.sync_engine, "checkout", _refuse_ended)
     return engine
 
@@ -157,10 +138,15 @@ def _refuse_ended(adapted: Any, record: Any, _: object) -> None:
 
 async def connect(url: str, *, name: str) -> Connection:
     """Open an autocommit connection that reads ids as text; `name` shows in pg_stat_activity."""
-    arguments = connect_arguments(url, SERVER_TIMEOUTS, _IDLE_TRANSACTIONS, name=name)
-    connection: Connection = await psycopg.AsyncConnection.connect(
-        autocommit=True, **(arguments | {"application_name": name})
-    )
+    arguments = connect_arguments(url, name=name) | {"application_name": name}
+    connection: Connection = await psycopg.AsyncConnection.connect(autocommit=True, **arguments)
+    statement = settings_statement(url, SERVER_TIMEOUTS | IDLE_TRANSACTIONS)
+    if statement is not None:
+        try:
+            await connection.execute(statement.encode())
+        except BaseException:
+            await connection.close()
+            raise
     register_types(connection)
     return connection
 

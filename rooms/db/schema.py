@@ -17,15 +17,11 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import migrations
-from rooms.db.connection import (
-    DRIVER,
-    SERVER_TIMEOUTS,
-    SESSION_ENDED,
-    connect_arguments,
-)
+from rooms.db.connection import DRIVER, SESSION_ENDED, connect_arguments
 from rooms.db.connection import Connection as AsyncConnection
 from rooms.db.retention.partitions import SHORT_LOCKS, default_partition_bytes, ensure_partitions
 from rooms.db.retention.replace import MAX_DEFAULT_PARTITION_BYTES
+from rooms.db.session_settings import SERVER_TIMEOUTS, apply_settings_in_pool
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 
 _log = logging.getLogger(__name__)
@@ -125,9 +121,10 @@ def _own_revisions() -> tuple[str, frozenset[str]]:
 
 def _open_engine(url: str) -> Engine:
     """Open a session that ends with its process: others wait for its locks, and its turn."""
-    suspensions = (f"-c {name}={seconds}s" for name, seconds in _SUSPENSIONS_S.items())
-    arguments = connect_arguments(url, SERVER_TIMEOUTS, *suspensions, name="rooms migrate")
-    return create_engine(DRIVER, connect_args=arguments)
+    engine = create_engine(DRIVER, connect_args=connect_arguments(url, name="rooms migrate"))
+    suspensions = {name: f"{seconds}s" for name, seconds in _SUSPENSIONS_S.items()}
+    apply_settings_in_pool(engine.pool, url, SERVER_TIMEOUTS | suspensions)
+    return engine
 
 
 def _wait_for_turn(connection: Connection, wait_s: float) -> None:

@@ -18,8 +18,9 @@ import psycopg
 from sqlalchemy import any_, func, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.connection import SERVER_TIMEOUTS, psycopg_url, session_options
+from rooms.db.connection import psycopg_url
 from rooms.db.queries.messages import event_type_conditions
+from rooms.db.session_settings import SERVER_TIMEOUTS, apply_settings
 from rooms.db.tables.usage import analysis_rows, analysis_runs
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
@@ -99,7 +100,9 @@ class AnalysisRun:
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:
-    return psycopg.connect(psycopg_url(url), options=session_options(url, SERVER_TIMEOUTS))
+    connection = psycopg.connect(psycopg_url(url))
+    apply_settings(connection, url, SERVER_TIMEOUTS)
+    return connection
 
 
 def read_owners(url: str) -> Owners:

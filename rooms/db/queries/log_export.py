@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 import psycopg
 from psycopg import sql
 
-from rooms.db.connection import SERVER_KEEPALIVES, psycopg_url, session_options
+from rooms.db.connection import psycopg_url
 from rooms.db.queries.restored_log import (
     DELETE_PASSED_WRITERS,
     FIRST_RESTORED,
@@ -35,6 +35,7 @@ from rooms.db.queries.restored_log import (
     find_range,
     restored_system,
 )
+from rooms.db.session_settings import SERVER_KEEPALIVES, apply_settings
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 
 EXPORT_LOCK: Final = 0x6C6F67
@@ -180,8 +181,6 @@ class ExportConnection:
 
     def __init__(self, url: str, destination: str) -> None:
         self._url = psycopg_url(url)
-        # Between two reads the destination may take its time.
-        self._options = session_options(url, SERVER_KEEPALIVES)
         self.destination = destination
         self._connection: psycopg.Connection[Any] | None = None
         self.system = ""
@@ -196,8 +195,9 @@ class ExportConnection:
                 application_name="rooms export",
                 connect_timeout=5,
                 client_encoding="utf8",
-                options=self._options,
             )
+            # Between two reads the destination may take its time.
+            apply_settings(connection, self._url, SERVER_KEEPALIVES)
             self._connection = connection
             connection.execute(_SESSION_SETTINGS)
             self.system = self._value(SYSTEM_IDENTIFIER)

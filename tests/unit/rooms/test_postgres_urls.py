@@ -99,4 +99,4 @@ def test_a_plus_between_options_is_a_space_as_before(given: str, options: str) -
     expected = {"host": "h", "dbname": "db", "options": options, "application_name": "a+b"}
     assert parse_postgres_url(url) == expected
     assert conninfo_to_dict(psycopg_url(url)) == expected
-    assert connect_arguments(url, name="a test")["options"] == options.strip()
+    assert connect_arguments(url, name="a test")["options"] == options

@@ -1,6 +1,7 @@
 """Test how the connections of everyday queries are set up."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import psycopg
@@ -8,6 +9,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rooms.db import connection as connection_module
 from rooms.db.connection import (
     NotificationReader,
     autocommit,
@@ -16,10 +18,14 @@ from rooms.db.connection import (
     snapshot,
     transaction,
 )
+from rooms.db.queries.analytics import read_owners
 from rooms.db.queries.deliveries import deliveries_of_subscription
+from rooms.db.queries.log_export import ExportConnection
 from rooms.db.queries.messages import ListFilter
+from rooms.db.schema import migrate
 from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.errors import QueryTimeoutError, StorageRefusedError, StorageUnavailableError
+from tests.support.session_pooler import SessionPooler
 
 _RUNS = 20
 """psycopg prepares a statement after 5 of them, and PostgreSQL may keep one plan after 5 more."""
@@ -231,18 +237,20 @@ async def test_errors_of_a_statement_of_its_own_are_translated(database: str) ->
 
 
 _GUARDS = (
-    "SELECT name, reset_val FROM pg_settings WHERE name IN ('idle_in_transaction_session_timeout',"
+    "SELECT name, CASE WHEN source = 'default' THEN boot_val WHEN name LIKE 'tcp%%' THEN source ELSE"
+    " setting END AS setting FROM pg_settings WHERE name IN ('idle_in_transaction_session_timeout',"
     " 'lock_timeout', 'tcp_keepalives_count', 'tcp_keepalives_idle', 'tcp_keepalives_interval',"
     " 'tcp_user_timeout')"
 )
 _EXPECTED_GUARDS = {
     "idle_in_transaction_session_timeout": "30000",
     "lock_timeout": "0",
-    "tcp_keepalives_count": "3",
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "3",
-    "tcp_user_timeout": "15000",
+    "tcp_keepalives_count": "session",
+    "tcp_keepalives_idle": "session",
+    "tcp_keepalives_interval": "session",
+    "tcp_user_timeout": "session",
 }
+"""The server shows 0 for what is set of TCP on a unix socket, but that it was set."""
 
 
 async def guards_of_a_pool(url: str, **arguments: Any) -> dict[str, str]:
@@ -250,7 +258,7 @@ async def guards_of_a_pool(url: str, **arguments: Any) -> dict[str, str]:
     try:
         async with transaction(engine) as connection:
             rows = await connection.execute(text(_GUARDS))
-            return {row.name: row.reset_val for row in rows}
+            return {row.name: row.setting for row in rows}
     finally:
         await engine.dispose()
 
@@ -265,6 +273,55 @@ async def test_the_server_ends_the_transactions_of_a_client_that_vanished(databa
     """Without this, an API host that vanishes keeps its row locks for two hours."""
     assert await guards_of_a_pool(database) == _EXPECTED_GUARDS
     assert await guards_of_a_connection(database) == _EXPECTED_GUARDS
+
+
+def exporting_system(url: str) -> str:
+    with ExportConnection(url, "test") as exports:
+        return exports.system
+
+
+async def test_a_proxy_that_knows_no_startup_parameter_of_ours_lets_every_session_in(
+    database: str,
+) -> None:
+    """Proxies in session mode are promised to work, and know none that they need not track."""
+    async with SessionPooler(database) as pooler:
+        guards = await guards_of_a_pool(pooler.url, statement_timeout_s=7, lock_timeout_s=5)
+        assert guards == _EXPECTED_GUARDS | {"lock_timeout": "5000"}
+        assert await guards_of_a_connection(pooler.url) == _EXPECTED_GUARDS
+        await asyncio.to_thread(migrate, pooler.url)
+        await asyncio.to_thread(read_owners, pooler.url)
+        assert await asyncio.to_thread(exporting_system, pooler.url)
+        assert pooler.refused == []
+        assert pooler.sessions == 5
+
+
+async def test_the_settings_of_a_connection_are_kept_over_its_uses(database: str) -> None:
+    """A transaction that is rolled back does not take them back."""
+    engine = open_engine(database, size=1, statement_timeout_s=7)
+    settings = text("SELECT current_setting('statement_timeout'), pg_backend_pid()")
+    found = set()
+    for use in (transaction, autocommit, snapshot, transaction):
+        with contextlib.suppress(ZeroDivisionError):
+            async with use(engine) as connection:
+                found.add(tuple((await connection.execute(settings)).one()))
+                raise ZeroDivisionError
+    await engine.dispose()
+    assert [one[0] for one in found] == ["7s"]
+
+
+async def test_a_server_that_ends_a_session_before_its_settings_is_away(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = "' || pg_terminate_backend(pg_backend_pid())::text || '"
+    monkeypatch.setattr(connection_module, "SERVER_TIMEOUTS", {"rooms.test": ending})
+    engine = open_engine(database, size=1)
+    with pytest.raises(StorageUnavailableError):
+        async with transaction(engine):
+            pass
+    await engine.dispose()
+    with pytest.raises(psycopg.OperationalError):
+        async with open_connection(database, name="a test"):
+            pass
 
 
 async def test_options_of_the_operator_win_over_the_guards(
