@@ -3,15 +3,19 @@
 A revision does this before anything else, because each statement is a transaction of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from alembic import op
 from sqlalchemy import Connection, text
 
-# The build waits for older transactions, and no statement of others waits for it meanwhile.
-_PATIENCE = "2min"
-_SET_TIMEOUT = text("SELECT set_config('lock_timeout', :value, false)")
+# The build waits for older transactions, and no statement of others waits for it meanwhile. It may
+# take longer than statements of this role.
+_LIMITS = {"lock_timeout": "2min", "statement_timeout": "0", "transaction_timeout": "0"}
+_PRESENT = text(
+    "SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (CAST(:names AS text[]))"
+)
+_SET = text("SELECT set_config(:name, :value, false)")
 _IS_VALID = text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
 
 
@@ -42,9 +46,15 @@ def replace_index(name: str, on: str, *, temporary: str) -> None:
 def _outside_transactions() -> Iterator[Connection]:
     with op.get_context().autocommit_block():
         connection = op.get_bind()
-        short = connection.scalar(text("SHOW lock_timeout"))
-        connection.execute(_SET_TIMEOUT, {"value": _PATIENCE})
+        # PostgreSQL 16 has no transaction_timeout.
+        former = {row[0]: row[1] for row in connection.execute(_PRESENT, {"names": [*_LIMITS]})}
+        _set(connection, {name: _LIMITS[name] for name in former})
         try:
             yield connection
         finally:
-            connection.execute(_SET_TIMEOUT, {"value": short})
+            _set(connection, former)
+
+
+def _set(connection: Connection, settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        connection.execute(_SET, {"name": name, "value": value})

@@ -41,6 +41,12 @@ _REMINDER_S: Final = 60.0
 # Every publish waits behind a request for a lock on its tables. In the pause those that waited go
 # on.
 _LOCK_TIMEOUT: Final = text("SET lock_timeout = '2s'")
+# The time of a revision depends on the tables, and not on what statements of this role may take.
+# PostgreSQL 16 has no transaction_timeout.
+_NO_TIMEOUTS: Final = text(
+    "SELECT set_config(name, '0', false) FROM pg_settings"
+    " WHERE name IN ('statement_timeout', 'transaction_timeout')"
+)
 _PAUSE_S: Final = 2.0
 _LOCK_CONFLICTS: Final = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _OLDEST_HOLDER: Final = text("""
@@ -78,6 +84,7 @@ def migrate(
         with engine.connect() as connection:
             _wait_for_turn(connection, turn_wait_s)
             connection.execute(_LOCK_TIMEOUT)
+            connection.execute(_NO_TIMEOUTS)
             connection.commit()
             config = Config()
             config.set_main_option("script_location", str(Path(migrations.__file__).parent))

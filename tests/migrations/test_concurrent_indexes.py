@@ -3,10 +3,12 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 import psycopg
 import pytest
 from alembic import command
+from sqlalchemy import text
 
 from tests.migrations.test_upgrades import alembic, run
 from tests.support.polling import until
@@ -43,12 +45,14 @@ def upgrading(url: str) -> Iterator[threading.Thread]:
     assert not thread.is_alive()
 
 
-def waits_for_a_lock(url: str) -> bool:
+def waits_for_a_lock(url: str, *, for_s: float = 0) -> bool:
     return bool(
         run(
             url,
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-            " AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()",
+            " AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()"
+            " AND query_start <= now() - %s * interval '1 s'",
+            for_s,
         )
     )
 
@@ -73,6 +77,30 @@ def test_others_write_while_an_index_is_built(
             other.commit()
             writer.commit()
     assert {name: indexes(database, name) for name in (table, locked)} == expected
+
+
+def test_a_build_takes_longer_than_statements_of_the_role_may(database: str) -> None:
+    """It would be ended each time, and begin anew with each try."""
+    to_revision(database, "0040")
+    limit = "statement_timeout%3D300ms"
+    with psycopg.connect(database) as writer:
+        writer.execute("LOCK TABLE held IN ROW EXCLUSIVE MODE")
+        with upgrading(f"{database}&options=-c%20{limit}"):
+            until(lambda: waits_for_a_lock(database, for_s=1), "a long build", within_s=20)
+            writer.commit()
+    assert indexes(database, "held")["held_subscription"] == _INDEX
+
+
+def test_after_a_build_the_time_outs_are_those_of_before(database: str) -> None:
+    to_revision(database, "0040")
+    limits = "-c statement_timeout=60s -c lock_timeout=2s"
+    with alembic(f"{database}&options={quote(limits)}") as config:
+        command.upgrade(config, "head")
+        connection = config.attributes["connection"]
+        assert [
+            connection.scalar(text(f"SHOW {name}"))
+            for name in ("statement_timeout", "lock_timeout")
+        ] == ["1min", "2s"]
 
 
 def test_an_invalid_index_of_an_interrupted_build_is_replaced(database: str) -> None:

@@ -138,6 +138,24 @@ async def test_a_suspended_migration_loses_its_locks(
         await migrating
 
 
+@pytest.mark.parametrize("how", ["url", "database"])
+async def test_a_revision_takes_longer_than_statements_of_the_role_may(
+    how: str, database: str, holder: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(connection: sqlalchemy.Connection) -> None:
+        connection.execute(sqlalchemy.text("SELECT pg_sleep(0.3)"))
+
+    url = database
+    if how == "url":
+        url += "&options=-c%20statement_timeout%3D100ms"
+    else:
+        name = await (await holder.execute("SELECT current_database()")).fetchone()
+        assert name is not None
+        await holder.execute(f"ALTER DATABASE \"{name[0]}\" SET statement_timeout = '100ms'")
+    monkeypatch.setattr(schema, "_make_days_ahead", work)
+    await asyncio.to_thread(migrate, url)
+
+
 async def test_the_server_gives_up_a_migration_that_vanished(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
