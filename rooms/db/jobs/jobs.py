@@ -16,7 +16,7 @@ import asyncio
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from sqlalchemy import ColumnElement, RowMapping, Text, cast, exists, func, inse
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.bounded_lists import read_bounded
-from rooms.db.job_progress import START_RUN, JobRun
+from rooms.db.job_progress import START_RUN, JobRun, position_json
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, subscriptions
@@ -299,6 +299,7 @@ WITH j AS (
         updated_at = now(), result = coalesce(%(result)s::jsonb, result),
         finished_at = CASE WHEN state = 'cancelled' OR %(state)s::text IN ('done', 'failed') THEN now() END
     WHERE id = %(id)s::uuid AND (state IN ('queued', 'running') OR state = 'cancelled' AND %(state)s::text = 'running')
+        AND (%(position)s::jsonb IS NULL OR position IS NOT DISTINCT FROM %(position)s::jsonb)
     RETURNING 1
 )
 SELECT 0, count(*) FROM j
@@ -339,6 +340,8 @@ class OpenJob:
     created_at: datetime
     """The begin of the transaction that created it, which may be long before its end."""
     age_s: float
+    runs: list[JobRun] = field(default_factory=list, compare=False)
+    """The run that was begun for this reading of the job, if one was: see `JobQueue.start_run`."""
 
     @property
     def seen_at(self) -> datetime:
@@ -417,10 +420,17 @@ class JobQueue:
 
         `recounted`: counts that each run makes anew. `left`: rows that the job has still to do, for
         its total (None: it stays). None: the job has ended.
+
+        What is recorded for this `job` later is of this run: it changes nothing after another has
+        begun.
         """
         parameters = {"job": job.id, "recounted": word_array(recounted), "left": left}
         rows = await self._writer.run(START_RUN, parameters)
-        return JobRun(job.id, json.loads(rows[0][0])) if rows else None
+        if not rows:
+            return None
+        run = JobRun(job.id, json.loads(rows[0][0]))
+        job.runs[:] = [run]
+        return run
 
     async def record_progress(
         self,
@@ -470,6 +480,7 @@ class JobQueue:
                 "total": total,
                 "error": error,
                 "result": counts,
+                "position": position_json(job.runs[0].position) if job.runs else None,
             },
         )
 

@@ -853,6 +853,42 @@ async def test_an_older_run_of_a_job_moves_nothing(stage: Stage) -> None:
     assert (row["result"], row["done"], row["total"]) == ({"purged": 1, "stale": 0}, 1, 3)
 
 
+@pytest.mark.parametrize("end", ["success", "failure"])
+async def test_a_former_holder_of_a_job_does_not_end_it(
+    end: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen before its last scan, it finds nothing left when its successor has begun."""
+    await stage.sideline(2)
+    order = ShovelRequest(subscription=stage.subscription, selection=EVERYTHING)
+    identity = await job(stage, JobKind.SHOVEL_SIDELINE, order)
+    queue = JobQueue(stage.writer)
+    frozen, awake, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def freezes(*_: Any) -> SidelineScan:
+        frozen.set()
+        await awake.wait()
+        ended.set()
+        if end == "failure":
+            raise ValueError("a fault")
+        return SidelineScan(found=[], further=None)
+
+    async def state() -> str:
+        (row,) = await stage.installation.rows("SELECT state FROM jobs WHERE id = %s", identity)
+        return str(row["state"])
+
+    monkeypatch.setattr(SidelineShovel, "_scan", freezes)
+    former = asyncio.create_task(stage.jobs.run(lambda: not ended.is_set()))
+    async with asyncio.timeout(PATIENCE_S):
+        await frozen.wait()
+        (successors,) = await queue.fetch_open({JobKind.SHOVEL_SIDELINE})
+        assert await queue.start_run(successors, left=2) is not None
+        awake.set()
+        await former
+    assert await state() == "running"
+    await queue.finish_job(successors)
+    assert await state() == "done"
+
+
 async def test_a_sweep_runs_on_schedule_and_on_request(stage: Stage) -> None:
     copies = await stage.sideline(3)
     await stage.loader.run(always)
