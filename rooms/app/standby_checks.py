@@ -7,6 +7,7 @@ import asyncio
 import errno
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -28,6 +29,9 @@ _log = logging.getLogger(__name__)
 KEY_CHECK_S: Final = 300.0
 """Seconds between two checks of the keys: each counts all sealed values."""
 _RETRY_S: Final = 5.0
+_RECORD_WAIT_S: Final = 10.0
+"""Longer than the pause of a process between two tries to record itself."""
+_RECORD_POLL_S: Final = 0.5
 _API: Final = "serve"
 """The kind of the processes that have an API."""
 _AWAY: Final = (psycopg.OperationalError, *SESSION_ENDED)
@@ -41,7 +45,7 @@ async def checked_standby(settings: Settings, database_url: str) -> AsyncIterato
     """
     cipher = open_cipher(settings.secret_key, settings.data)
     _check_tls(settings)
-    occupied = list(_occupied_addresses(settings))
+    occupied = _check_addresses(settings)
     is_checked = await _check_database(settings, database_url, cipher, occupied)
     checking = asyncio.create_task(
         _check_keys(database_url, cipher, KEY_CHECK_S if is_checked else _RETRY_S)
@@ -63,8 +67,25 @@ def _check_tls(settings: Settings) -> None:
             raise SettingsError([str(exc)]) from exc
 
 
-def _occupied_addresses(settings: Settings) -> Iterator[str]:
-    """Yield problems of addresses that are in use. SettingsError: one can never be used here."""
+def _check_addresses(settings: Settings) -> list[str]:
+    """Return problems of addresses that are in use. SettingsError: one may never be used here.
+
+    An address that this machine does not have is only logged: it may be one that a tool gives to
+    the active machine. So is a name that cannot be resolved, as while the machine boots.
+    """
+    occupied = []
+    for problem, error in _refused_addresses(settings):
+        if error.errno == errno.EADDRINUSE:
+            occupied.append(problem)
+        elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            _log.warning("%s; this machine must have it when it takes over", problem)
+        else:
+            raise SettingsError([problem]) from error
+    return occupied
+
+
+def _refused_addresses(settings: Settings) -> Iterator[tuple[str, OSError]]:
+    """Yield the problem and error of each address on which this process cannot listen now."""
     wanted = [("ROOMS_TLS_LISTEN", settings.tls_listen)]
     if settings.plain_port == "open":
         wanted.append(("ROOMS_LISTEN", (settings.listen_host, settings.listen_port)))
@@ -75,10 +96,7 @@ def _occupied_addresses(settings: Settings) -> Iterator[str]:
         try:
             _bind(host, port)
         except OSError as exc:
-            problem = f"{variable}: cannot listen on {host}:{port}: {exc.strerror or exc}"
-            if exc.errno != errno.EADDRINUSE:
-                raise SettingsError([problem]) from exc
-            yield problem
+            yield f"{variable}: cannot listen on {host}:{port}: {exc.strerror or exc}", exc
 
 
 def _bind(host: str, port: int) -> None:
@@ -100,14 +118,30 @@ async def _check_database(
         async with open_connection(database_url, name="rooms standby checks") as connection:
             if (missing := await describe_missing(connection)) is not None:
                 raise SettingsError([missing])
-            if occupied and not await _is_served_here(connection):
-                raise SettingsError(occupied)
+            await _check_occupied(settings, connection, occupied)
             await _report_unknown_keys(settings, connection, cipher)
     except _AWAY as exc:
         # The outage itself is logged by those who wait for its end.
         _log.info("the keys of this standby are checked later: %s", exc)
         return False
     return True
+
+
+async def _check_occupied(settings: Settings, connection: Connection, occupied: list[str]) -> None:
+    """Raise SettingsError for addresses that another program than the active process has.
+
+    After PostgreSQL was away, the active process is on record again at its next heartbeat.
+    """
+    deadline = time.monotonic() + _RECORD_WAIT_S
+    while occupied and not await _is_served_here(connection):
+        if time.monotonic() >= deadline:
+            raise SettingsError(occupied)
+        await asyncio.sleep(_RECORD_POLL_S)
+        occupied = [
+            problem
+            for problem, error in _refused_addresses(settings)
+            if error.errno == errno.EADDRINUSE
+        ]
 
 
 async def _is_served_here(connection: Connection) -> bool:

@@ -1,6 +1,7 @@
 """Test that a standby finds out at its start, and not when it takes over, that it could not."""
 
 import asyncio
+import errno
 import logging
 import socket
 from base64 import b64encode
@@ -13,7 +14,7 @@ import pytest
 from rooms.app import standalone, standby_checks
 from rooms.app.standby_checks import checked_standby
 from rooms.app.stores import process_registration
-from rooms.db.connection import open_connection
+from rooms.db.connection import Connection, open_connection
 from rooms.errors import SettingsError
 from rooms.metrics import Metrics
 from rooms.settings import Settings, read_settings
@@ -86,9 +87,14 @@ async def test_a_missing_file_of_tls_is_a_problem(database: str, tmp_path: Path)
 
 
 async def test_an_address_in_use_is_a_problem_unless_the_active_process_has_it(
-    database: str, installation: Installation, tmp_path: Path, port: socket.socket
+    database: str,
+    installation: Installation,
+    tmp_path: Path,
+    port: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = settings_of(tmp_path, ROOMS_LISTEN=f"127.0.0.1:{port.getsockname()[1]}")
+    monkeypatch.setattr(standby_checks, "_RECORD_WAIT_S", 0.1)
     assert "ROOMS_LISTEN: cannot listen on" in await problem_of(settings, database)
     async with process_registration(settings, database, "serve"):
 
@@ -99,9 +105,66 @@ async def test_an_address_in_use_is_a_problem_unless_the_active_process_has_it(
         await check(settings, database)
 
 
-async def test_an_address_of_another_machine_is_a_problem(database: str, tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, ROOMS_LISTEN="192.0.2.1:8080")
-    assert "ROOMS_LISTEN: cannot listen on 192.0.2.1" in await problem_of(settings, database)
+@pytest.mark.parametrize("address", ["192.0.2.1:8080", "rooms.invalid:8080"])
+async def test_an_address_that_only_the_active_machine_has_is_logged(
+    address: str, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one that keepalived moves; and names may not be resolved yet when a machine boots."""
+    caplog.set_level(logging.WARNING)
+    await check(settings_of(tmp_path, ROOMS_LISTEN=address), database)
+    (line,) = caplog.messages
+    assert f"ROOMS_LISTEN: cannot listen on {address}" in line
+    assert "must have it when it takes over" in line
+
+
+async def test_an_address_that_this_process_may_not_use_is_a_problem(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(standby_checks, "_bind", refuse)
+    problem = await problem_of(settings_of(tmp_path), database)
+    assert "ROOMS_LISTEN: cannot listen on" in problem
+    assert "Permission denied" in problem
+
+
+async def test_the_active_process_may_be_on_record_again_after_an_outage_of_postgresql(
+    database: str,
+    installation: Installation,
+    tmp_path: Path,
+    port: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = settings_of(tmp_path, ROOMS_LISTEN=f"127.0.0.1:{port.getsockname()[1]}")
+    monkeypatch.setattr(standby_checks, "_RECORD_WAIT_S", 60.0)
+    looked = asyncio.Event()
+    is_served_here = standby_checks._is_served_here
+
+    async def observed(connection: Connection) -> bool:
+        found = await is_served_here(connection)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(standby_checks, "_is_served_here", observed)
+    checking = asyncio.create_task(check(settings, database))
+    await looked.wait()
+    async with process_registration(settings, database, "serve"):
+        await asyncio.wait_for(checking, 60)
+
+
+async def test_an_address_may_come_free_while_the_record_is_waited_for(
+    database: str, tmp_path: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path, ROOMS_LISTEN=f"127.0.0.1:{port.getsockname()[1]}")
+    monkeypatch.setattr(standby_checks, "_RECORD_WAIT_S", 60.0)
+
+    async def closes(_: Connection) -> bool:
+        port.close()
+        return False
+
+    monkeypatch.setattr(standby_checks, "_is_served_here", closes)
+    await asyncio.wait_for(check(settings, database), 60)
 
 
 async def test_a_schema_that_is_missing_or_older_is_a_problem_and_a_newer_one_is_none(
