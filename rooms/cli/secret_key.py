@@ -1,9 +1,11 @@
 """Implement `rooms secret-key`: the keys that seal signing secrets and headers of subscriptions."""
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
@@ -26,11 +28,15 @@ from rooms.db.sealing import (
 from rooms.db.secrets import (
     KEY_FILE,
     MAX_KEYS,
+    PENDING_FILE,
+    PRUNED_FILE,
     Cipher,
     key_id,
     new_secret_key,
     open_cipher,
+    read_kept_keys,
     read_secret_keys,
+    remove_kept_keys,
     replace_key_file,
 )
 
@@ -107,6 +113,7 @@ def rotate(session: CliSession, /, *, file_is_shared: bool) -> None:
     async def work(
         connection: Connection,
     ) -> tuple[Cipher, ResealProgress, Mapping[str | None, int]]:
+        _restore_pruned(settings, output)
         cipher = _open(session)
         counts = await count_by_key(connection)
         _refuse_missing(cipher, counts)
@@ -163,6 +170,7 @@ def prune(session: CliSession) -> None:
         raise CliError("the keys are in ROOMS_SECRET_KEY: change that, and restart the processes")
 
     async def work(connection: Connection) -> Sequence[str]:
+        _restore_pruned(settings, output)
         cipher = _open(session)
         keys = read_secret_keys(None, settings.data)
         if len(keys) == 1:
@@ -172,13 +180,17 @@ def prune(session: CliSession) -> None:
             connection, cipher.key_ids[0], Use.SEAL, output, remedy=_remedy(settings)
         )
         await _refuse_left(connection, cipher)
+        # This process may be killed while it looks again.
+        replace_key_file(settings.data, keys, name=PRUNED_FILE)
         replace_key_file(settings.data, keys[:1])
         try:
             # What a request had sealed before its process took the key over may be written later.
             await _refuse_left(connection, cipher)
         except BaseException:
-            replace_key_file(settings.data, keys)
+            _restore_pruned(settings, output)
             raise
+        remove_kept_keys(settings.data, PRUNED_FILE)
+        remove_kept_keys(settings.data, PENDING_FILE)
         return [key_id(key) for key in keys[1:]]
 
     removed = _run(session, work)
@@ -196,6 +208,19 @@ def _open(session: CliSession) -> Cipher:
             "processes of the service have it"
         )
     return open_cipher(settings.secret_key, settings.data)
+
+
+def _restore_pruned(settings: "Settings", output: "Output") -> None:
+    """Put back the keys that a prune removed without being certain that none is needed."""
+    if settings.secret_key is not None:
+        return
+    former = read_kept_keys(settings.data, PRUNED_FILE)
+    if not former:
+        return
+    present = read_secret_keys(None, settings.data)
+    replace_key_file(settings.data, [*present, *(key for key in former if key not in present)])
+    remove_kept_keys(settings.data, PRUNED_FILE)
+    output.note("the keys that an interrupted prune had removed are back")
 
 
 def _roles(cipher: Cipher, counts: Mapping[str | None, int]) -> list[tuple[str, str]]:
@@ -259,9 +284,14 @@ async def _add_key(
     """Make a new key the first one, unless an interrupted rotation has done that.
 
     It is the last one until every process opens with it. Nothing is sealed with it until then, so
-    it can be taken back.
+    it can be taken back. A run that is killed leaves it to the next one.
     """
     keys = read_secret_keys(None, settings.data)
+    pending = read_kept_keys(settings.data, PENDING_FILE)
+    if pending and (pending[0] == keys[0] or counts.get(key_id(pending[0]))):
+        remove_kept_keys(settings.data, PENDING_FILE)
+        pending = []
+    keys = [key for key in keys if key not in pending]
     is_full = len(keys) == MAX_KEYS
     if any(counts.get(name) for name in cipher.key_ids[1:]) or (is_full and _left(cipher, counts)):
         output.note(f"continuing the rotation to {cipher.key_ids[0]}")
@@ -271,7 +301,8 @@ async def _add_key(
             f"{settings.data / KEY_FILE} has {MAX_KEYS} keys, and takes no more: remove those that "
             "seal nothing by `rooms secret-key prune`"
         )
-    new = new_secret_key()
+    new = pending[0] if pending else new_secret_key()
+    replace_key_file(settings.data, [new], name=PENDING_FILE)
     replace_key_file(settings.data, [*keys, new])
     try:
         await await_takeover(
@@ -279,8 +310,10 @@ async def _add_key(
         )
     except BaseException:
         replace_key_file(settings.data, keys)
+        remove_kept_keys(settings.data, PENDING_FILE)
         raise
     replace_key_file(settings.data, [new, *keys])
+    remove_kept_keys(settings.data, PENDING_FILE)
     cipher.reload()
     output.note(f"the new key is {cipher.key_ids[0]}")
 
@@ -330,15 +363,33 @@ async def _wait_for_writers(connection: Connection, since: int) -> None:
 
 def _run(session: CliSession, work: Callable[[Connection], Awaitable[Result]]) -> Result:
     async def within() -> Result:
-        async with _locked(session.database_url()) as connection:
-            return await work(connection)
+        with _cancelling_at_sigterm():
+            async with _locked(session.database_url()) as connection:
+                return await work(connection)
 
     try:
         return asyncio.run(within())
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
     except SCHEMA_MISSING as exc:
         raise CliError("the database has an older schema: run `rooms migrate`") from exc
     except psycopg.Error as exc:
         raise CliError(f"the database: {str(exc).strip()}") from exc
+
+
+@contextmanager
+def _cancelling_at_sigterm() -> Iterator[None]:
+    """Cancel the task at SIGTERM as asyncio does at SIGINT: it puts the file in order, and ends."""
+    task = asyncio.current_task()
+    if task is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 @asynccontextmanager

@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 
 KEY_BYTES: Final = 32
 KEY_FILE: Final = "secret-key"
+PRUNED_FILE: Final = "secret-key.pruned"
+"""The keys of before a prune, until it is certain that none of those it removes is needed."""
+PENDING_FILE: Final = "secret-key.pending"
+"""The key of a rotation that has not made it the first one yet."""
 KEY_VARIABLE: Final = "ROOMS_SECRET_KEY"
 MARK: Final = b"rk1"
 """The first bytes of a sealed text that names its key."""
@@ -123,6 +127,11 @@ def open_cipher(text: str | None, data: Path) -> Cipher:
     if text is not None:
         return Cipher(*read_secret_keys(text, data))
     _ensure_key_file(data / KEY_FILE, os.urandom)
+    if (data / PRUNED_FILE).exists():
+        _log.warning(
+            "%s has keys that an interrupted `rooms secret-key prune` removed: run it again",
+            data / PRUNED_FILE,
+        )
     file = _KeyFile(data / KEY_FILE)
     return Cipher(*file.read(), changed_keys=file.changed_keys)
 
@@ -200,18 +209,33 @@ def new_secret_key() -> bytes:
     return os.urandom(KEY_BYTES)
 
 
-def replace_key_file(data: Path, keys: Sequence[bytes]) -> None:
+def read_kept_keys(data: Path, name: str) -> Sequence[bytes]:
+    """Return the keys of the file `name` beside `secret-key`; none if there is no such file."""
+    return _read_key_file(data / name) if (data / name).exists() else []
+
+
+def remove_kept_keys(data: Path, name: str) -> None:
+    """Remove the file `name` beside `secret-key`, if it is there. SettingsError."""
+    try:
+        (data / name).unlink(missing_ok=True)
+        _sync_folder(data)
+    except OSError as exc:
+        raise SettingsError([f"{data / name}: {exc}"]) from exc
+
+
+def replace_key_file(data: Path, keys: Sequence[bytes], *, name: str = KEY_FILE) -> None:
     """Write these keys, the one that seals first, as the file that only its owner reads.
 
-    Owner, group and mode of a former file stay: the processes that read it must read this one.
+    Owner, group and mode of a former file stay: the processes that read it must read this one. A
+    file with another `name` gets those of `secret-key`.
     Other processes see the former keys or these, and nothing in between, also after a crash.
     SettingsError: it cannot be written, or not with the former owner.
     """
-    path = data / KEY_FILE
+    path = data / name
     try:
         own = _write_private(path, keys)
         try:
-            _keep_access(path, own)
+            _keep_access(data / KEY_FILE, own)
             own.replace(path)
         finally:
             own.unlink(missing_ok=True)

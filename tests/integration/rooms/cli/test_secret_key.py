@@ -1,8 +1,11 @@
 """Rotate the secret key by commands: what they refuse, and what they leave."""
 
 import asyncio
+import os
+import signal
 import socket
 import stat
+import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,11 +18,13 @@ from click.testing import Result
 
 from rooms.app.stores import process_registration
 from rooms.cli import key_takeover, secret_key
+from rooms.cli.errors import CliError
 from rooms.db import sealing
 from rooms.db.connection import open_connection
 from rooms.db.secrets import (
     KEY_FILE,
     MAX_KEYS,
+    PRUNED_FILE,
     Cipher,
     key_id,
     open_cipher,
@@ -202,8 +207,8 @@ async def test_prune_puts_a_key_back_that_sealed_something_meanwhile(
     identity = await installation.subscribe(secret=Cipher(NEW).encrypt(b"whsec_x"))
     replace_key_file(terminal.data, [NEW, OLD])
 
-    def replaced(data: Path, keys: Sequence[bytes]) -> None:
-        replace_key_file(data, keys)
+    def replaced(data: Path, keys: Sequence[bytes], **named: Any) -> None:
+        replace_key_file(data, keys, **named)
         with psycopg.connect(installation.url) as other:
             late = Cipher(OLD).encrypt(b"whsec_late")
             other.execute("UPDATE subscriptions SET secret = %s WHERE id = %s", (late, identity))
@@ -212,6 +217,125 @@ async def test_prune_puts_a_key_back_that_sealed_something_meanwhile(
     refused = await run(terminal, "prune")
     assert (refused.exit_code, names(terminal)) == (1, [key_id(NEW), key_id(OLD)])
     assert "secret-key rotate" in refused.stderr
+
+
+class Killed(BaseException):
+    """Stand for the death of the process: nothing is put in order."""
+
+
+def content_of(data: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in data.glob("secret-key*")}
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, wait: str, call: int, data: Path) -> None:
+    """Let the command die at this call of `wait`: what it changes in the folder after it is lost."""
+    real, calls, left = getattr(secret_key, wait), 0, dict[str, bytes]()
+
+    async def dies(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            left.update(content_of(data))
+            raise Killed
+        return await real(*given, **named)
+
+    def run_killed(*given: Any) -> Any:
+        try:
+            return run_command(*given)
+        except Killed:
+            for path in data.glob("secret-key*"):
+                path.unlink()
+            for name, content in left.items():
+                (data / name).write_bytes(content)
+            raise CliError("killed") from None
+
+    run_command = secret_key._run
+    monkeypatch.setattr(secret_key, wait, dies)
+    monkeypatch.setattr(secret_key, "_run", run_killed)
+
+
+async def test_a_prune_that_is_killed_leaves_every_key(
+    installation: Installation,
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A value that was sealed late with a key that it had removed would be lost."""
+    identity = await installation.subscribe(secret=Cipher(NEW).encrypt(b"whsec_x"))
+    replace_key_file(terminal.data, [NEW, OLD])
+    (terminal.data / KEY_FILE).chmod(0o640)
+    with monkeypatch.context() as patch:
+        kill_at(patch, "_refuse_left", 2, terminal.data)
+        assert (await run(terminal, "prune")).exit_code == 1
+    assert names(terminal) == [key_id(NEW)]
+    open_cipher(None, terminal.data)
+    assert "interrupted" in caplog.text
+    await installation.change(identity, secret=Cipher(OLD).encrypt(b"whsec_late"))
+    refused = await run(terminal, "prune")
+    assert "secret-key rotate" in refused.stderr
+    assert (refused.exit_code, names(terminal)) == (1, [key_id(NEW), key_id(OLD)])
+    assert not (terminal.data / PRUNED_FILE).exists()
+    assert (await run(terminal, "rotate")).exit_code == 0
+    assert (await run(terminal, "prune")).exit_code == 0
+    assert names(terminal) == [key_id(NEW)]
+    assert [path.name for path in terminal.data.glob("secret-key*")] == [KEY_FILE]
+
+
+async def test_the_copy_of_a_prune_has_the_access_of_the_file(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_key_file(terminal.data, [NEW, OLD])
+    (terminal.data / KEY_FILE).chmod(0o640)
+    modes: list[int] = []
+    real = secret_key._refuse_left
+
+    async def observed(*given: Any) -> None:
+        modes.extend(path.stat().st_mode & 0o777 for path in terminal.data.glob("*.pruned"))
+        await real(*given)
+
+    monkeypatch.setattr(secret_key, "_refuse_left", observed)
+    assert (await run(terminal, "prune")).exit_code == 0
+    assert modes == [0o640]
+
+
+async def test_rotations_that_are_killed_leave_one_key_for_the_next(
+    installation: Installation, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each left another one, until the file was full."""
+    await installation.subscribe(secret=Cipher(OLD).encrypt(b"whsec_x"))
+    for _ in range(MAX_KEYS):
+        with monkeypatch.context() as patch:
+            kill_at(patch, "await_takeover", 1, terminal.data)
+            assert (await run(terminal, "rotate")).exit_code == 1
+    old, pending = names(terminal)
+    assert old == key_id(OLD)
+    assert (await run(terminal, "rotate")).exit_code == 0
+    assert names(terminal) == [pending, old]
+    assert (await run(terminal, "rotate")).exit_code == 0
+    newest, *others = names(terminal)
+    assert others == [pending, old], "a former key is never the new one"
+    assert newest not in {pending, old}
+    assert [path.name for path in terminal.data.glob("secret-key*")] == [KEY_FILE]
+
+
+async def test_sigterm_puts_the_file_in_order(
+    installation: Installation, terminal: Terminal
+) -> None:
+    await installation.rows(PROCESS, "one", "worker", HERE, [key_id(OLD)])
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rooms", "secret-key", "rotate"),
+        env={**os.environ, "DATABASE_URL": installation.url, "ROOMS_DATA": str(terminal.data)},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while b"waiting until" not in (line := await process.stderr.readline()):
+            assert line, "it ended"
+        assert len(names(terminal)) == 2
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 128 + signal.SIGTERM
+    assert names(terminal) == [key_id(OLD)]
+    assert [path.name for path in terminal.data.glob("secret-key*")] == [KEY_FILE]
 
 
 async def test_a_rotation_needs_the_present_schema(
