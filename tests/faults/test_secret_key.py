@@ -3,6 +3,7 @@
 Also what a dump, the logs and the list of processes show, and a process with another key.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -35,7 +36,8 @@ LIMIT_S = 60.0
 def rooms(
     crew: Crew, *arguments: str, settings: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command beside the processes of the crew."""
+    """Run a command beside the processes of the crew, as 45 s after those that were killed."""
+    age_the_dead(crew)
     return subprocess.run(
         [sys.executable, "-m", "rooms", *arguments],
         cwd=ROOT,
@@ -45,6 +47,28 @@ def rooms(
         timeout=LIMIT_S,
         check=False,
     )
+
+
+def age_the_dead(crew: Crew) -> None:
+    """Let each process on record that has died be one that was seen a minute ago.
+
+    A rotation waits until such a process counts as ended; those that run confirm their rows.
+    """
+    for name, pid in crew.rows("SELECT name, pid FROM processes WHERE NOT stopped"):
+        if not is_running(pid):
+            crew.rows(
+                "UPDATE processes SET seen_at = now() - interval '1 min' WHERE name = %s"
+                " RETURNING 1",
+                name,
+            )
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def subscribe(place: Place, name: str) -> Hook:
@@ -160,6 +184,7 @@ def test_a_rotation_that_is_killed_is_continued(crew: Crew, place: Place, sink: 
         hook.id,
     )
     (before,) = keys(crew)
+    age_the_dead(crew)
     log = crew.folder / "rotate.log"
     with log.open("wb") as writing:
         process = subprocess.Popen(
