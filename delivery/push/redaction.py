@@ -131,7 +131,9 @@ def _spans(
 
 @lru_cache(maxsize=64)  # to build them takes longer than to search a short answer
 def _searches(texts: tuple[str, ...]) -> tuple[TextSearch, TextSearch]:
-    return TextSearch(texts), TextSearch(text for text in texts if " " in text)
+    # A `+` of a text may be escaped, and is a space then as well: so it is in both.
+    spaced = {text.replace("+", " ") for text in texts if " " in text}
+    return TextSearch(texts), TextSearch(_longest_first(spaced))
 
 
 def readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:

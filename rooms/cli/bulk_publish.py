@@ -4,8 +4,8 @@ The idempotency key of a batch is the prefix and the byte offset of its first li
 cut into the same batches each time. A repeated upload therefore sends the same keys, and publishes
 nothing twice while the service knows them, for 24 hours.
 
-A batch that makes too much work in its room (413) is sent in halves. Its first half has the same
-key. So where an earlier upload sent halves, the key of the whole batch was used for another request
+A batch that is too much for the service (413) is sent in halves. Its first half has the same key.
+So where an earlier upload sent halves, the key of the whole batch was used for another request
 (409), and halves are tried then too.
 """
 
@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -351,7 +352,14 @@ class Upload:
 
 
 def _is_too_costly(cause: CliError) -> bool:
-    return isinstance(cause, ProblemError) and cause.kind == "batch-too-costly"
+    """Return whether the whole request was too much, not one message of it.
+
+    A proxy before the service may refuse it too.
+    """
+    if not isinstance(cause, ProblemError) or cause.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return False
+    texts = [str(cause.problem.get("detail") or ""), *(field for field, _ in cause.fields)]
+    return not any(_MESSAGE_INDEX.search(text) for text in texts)
 
 
 def _is_key_reused(cause: CliError) -> bool:

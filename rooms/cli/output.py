@@ -100,7 +100,7 @@ class Output:
                 [one.get(field) if isinstance(field, str) else field(one) for field in fields]
                 for one in page["items"]
             ],
-            empty=empty,
+            empty="nothing on this page" if page.get("next_cursor") else empty,
         )
         if page.get("next_cursor"):
             self.note(f"more: --cursor {page['next_cursor']}, or --all")

@@ -198,7 +198,8 @@ async def revoke_grant(connection: AsyncConnection, room: RoomId, identity: str)
     row = await connection.execute(
         update(grants)
         .where(grants.c.room_id == room, grants.c.id == identity)
-        .values(revoked_at=func.coalesce(grants.c.revoked_at, func.now()))
+        # The time after the room was locked: a walk that saw the grant is of an earlier one.
+        .values(revoked_at=func.coalesce(grants.c.revoked_at, func.statement_timestamp()))
         .returning(grants)
     )
     found = row.mappings().one_or_none()
@@ -211,6 +212,20 @@ async def subscribe_grants(connection: AsyncConnection, room: RoomId) -> Sequenc
     """Return the grants to subscribe that are valid now."""
     statement = _grants(room).where(grants.c.kind == GrantKind.SUBSCRIBE.value, LIVE_GRANT)
     return [_grant(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def has_ended_grant(
+    connection: AsyncConnection, room: RoomId, organisation: OrganisationId, since: datetime
+) -> bool:
+    """Return whether a grant to subscribe, one for all included, has ended since then."""
+    end = func.least(grants.c.until, grants.c.revoked_at)
+    statement = _grants(room).where(
+        grants.c.kind == GrantKind.SUBSCRIBE.value,
+        or_(grants.c.organisation_id == organisation, grants.c.organisation_id.is_(None)),
+        end > since,
+        end <= func.clock_timestamp(),
+    )
+    return bool(await connection.scalar(select(statement.exists())))
 
 
 async def grants_since(

@@ -15,7 +15,7 @@ from sqlalchemy import Select, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.access import Patterns, is_covered
-from rooms.db.catalog.grants import mark_applied, subscribe_grants
+from rooms.db.catalog.grants import has_ended_grant, mark_applied, subscribe_grants
 from rooms.db.catalog.subscription_states import (
     SERVICE,
     SubscriptionAction,
@@ -195,8 +195,8 @@ class Cancellation:
 
     kept: frozenset[str]
     """The patterns that grants cover."""
-    version: int
-    """The subscription's: it counts up with each change of its event types."""
+    taken: tuple[Patterns, tuple[str, ...]]
+    """Patterns that the subscription takes, and those that it took formerly."""
     seen_at: datetime = field(compare=False)
     """PostgreSQL's time after both were read."""
 
@@ -215,7 +215,11 @@ async def find_cancellation(
     if granted is None or not _must_cancel(found, granted):
         return None
     now = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
-    return Cancellation(kept=granted, version=found.version, seen_at=now)
+    return Cancellation(kept=granted, taken=_taken(found), seen_at=now)
+
+
+def _taken(subscription: Subscription) -> tuple[Patterns, tuple[str, ...]]:
+    return names_of(subscription), subscription.former_types
 
 
 async def finish_cancellation(
@@ -227,7 +231,8 @@ async def finish_cancellation(
 ) -> list[Subscription] | None:
     """End the job and lift what waits for it; return the subscription if that changed it.
 
-    None: more must be cancelled, since grants were narrowed meanwhile, or its event types changed.
+    None: more must be cancelled: its event types changed meanwhile, or a grant has ended. What
+    that covered for a while may have been redelivered behind the walk.
     `walked`: every delivery of other event types than its `kept` has ended; None: none was
     cancelled. The transaction must have locked the room, so no grant changes meanwhile.
     """
@@ -238,8 +243,9 @@ async def finish_cancellation(
         if _must_cancel(found, granted):
             if (
                 walked is None
-                or walked.version != found.version
+                or walked.taken != _taken(found)
                 or not is_covered(granted, tuple(walked.kept))
+                or await has_ended_grant(connection, room, found.organisation_id, walked.seen_at)
             ):
                 return None
             left = former_types_left(found, walked.kept)

@@ -37,7 +37,10 @@ MIN_SCANNED: Final = 1_000
 """The share of this of each subscription, where a list is about many."""
 _CLOCK_OFFSET_MS: Final = 60_000
 """The most by which the clock that times ids may be before PostgreSQL's, which times the rest."""
-_SET_SORT: Final = text("SELECT set_config('enable_sort', :sort, true)")
+# Before PostgreSQL 18, the cost of a sort that is off would have the statement compiled.
+_SET_SORT: Final = text(
+    "SELECT set_config('enable_sort', :sort, true), set_config('jit', 'off', true)"
+)
 _Uuid: Final = UuidType(as_uuid=False)
 _LAST: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 

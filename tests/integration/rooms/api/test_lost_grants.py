@@ -414,6 +414,39 @@ async def test_a_grant_that_comes_and_goes_during_the_cancellation_keeps_nothing
     assert await narrowed.pulled() == []
 
 
+async def test_what_was_sent_again_behind_the_walk_by_a_passing_grant_is_not_released(
+    narrowed: Narrowed,
+) -> None:
+    """The rest of `order.*` stays uncovered, so the passing grant changes no subscription."""
+    api, owner, room, key = narrowed.api, narrowed.owner, narrowed.room, narrowed.subscriber.key
+    to = narrowed.subscriber.id
+    wide = await grant(api, owner, room, to, "subscribe", event_types=["order.*"])
+    assert await narrowed.status() == ACTIVE
+    sent = await narrowed.publish(SENT)
+    await revoke(api, owner, room, wide)
+    await narrowed.take(PAID)
+    ((delivery,),) = await api.sql(
+        "SELECT id::text FROM deliveries WHERE subscription_id = %s", narrowed.subscription
+    )
+    redelivered: list[int] = []
+
+    async def send_again_once(step: int, page: CancelPage | None) -> None:
+        # The second walk finds nothing more to cancel: this is its last page.
+        if page is None or page.last is not None or redelivered or step < 3:
+            return
+        passing = await grant(api, owner, room, to, "subscribe", event_types=[SENT])
+        answer = await api.call("POST", f"/deliveries/{delivery}/redeliver", key)
+        redelivered.append(answer.status_code)
+        await revoke(api, owner, room, passing)
+
+    with during_walks(send_again_once):
+        await cancel_ungranted(api)
+    assert redelivered == [200]
+    assert (await states(api, narrowed.subscription))[sent] == ("cancelled", "not_granted")
+    assert await narrowed.status() == ACTIVE
+    assert await narrowed.pulled() == []
+
+
 async def test_what_was_cancelled_is_sent_again_once_it_is_granted_and_taken(
     narrowed: Narrowed,
 ) -> None:

@@ -134,6 +134,19 @@ def test_basic_credentials_are_hidden_in_clear_text(credentials: str) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("value", "echo"),
+    [
+        ("one+two three", "k=one%2Btwo+three&x=1"),
+        (f"Basic {b64encode(b'svc:blue +horse 77!').decode()}", "password=blue+%2Bhorse+77%21&x=1"),
+    ],
+)
+def test_a_value_with_a_plus_and_a_space_is_hidden_in_a_form(value: str, echo: str) -> None:
+    found = redact(result(echo.encode()), hidden_texts([value])).body_head
+    assert found.startswith(echo.split("=", maxsplit=1)[0].encode() + b"=***")
+    assert found.endswith(b"&x=1")
+
+
 @pytest.mark.parametrize("value", ["Basic !!!", "Basic", "basic ====", "Basic w6k"])
 def test_what_is_no_basic_credentials_is_hidden_as_it_is(value: str) -> None:
     assert all(text in value for text in hidden_texts([value]))

@@ -146,15 +146,19 @@ def test_another_batch_size_publishes_nothing_twice(
     assert published(fake) == list(range(5))
 
 
-def refuse_more_than(most: int) -> Callable[[Seen], Answer | None]:
+TOO_COSTLY = problem(
+    413,
+    "A batch makes too much work",
+    "the messages make too many deliveries",
+    kind="batch-too-costly",
+)
+TOO_LARGE = problem(413, "Beyond a limit", "the body may have 9 bytes", kind="too-large")
+
+
+def refuse_more_than(most: int, refusal: Answer = TOO_COSTLY) -> Callable[[Seen], Answer | None]:
     def interfere(seen: Seen) -> Answer | None:
         if seen.path.endswith("/batch") and len(seen.body["messages"]) > most:
-            return problem(
-                413,
-                "A batch makes too much work",
-                "the messages make too many deliveries",
-                kind="batch-too-costly",
-            )
+            return refusal
         return None
 
     return interfere
@@ -164,13 +168,14 @@ def batch_sizes(fake: FakeRooms) -> list[int]:
     return [len(seen.body["messages"]) for seen in fake.sent("POST", ".*/batch")]
 
 
+@pytest.mark.parametrize("refusal", [TOO_COSTLY, TOO_LARGE, (413, {})])
 def test_a_batch_that_is_too_large_is_sent_in_halves(
-    terminal: Terminal, fake: FakeRooms, tmp_path: Path
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path, refusal: Answer
 ) -> None:
     path = tmp_path / "m.ndjson"
     path.write_bytes(messages(20))
     command = ["publish", "orders", "--file", str(path), "--batch-size", "10"]
-    fake.interfere = refuse_more_than(3)
+    fake.interfere = refuse_more_than(3, refusal)
     result = terminal.run(*command)
     assert result.exit_code == 0, result.stderr
     assert batch_sizes(fake)[:6] == [10, 5, 3, 2, 3, 2]
