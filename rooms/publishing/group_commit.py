@@ -19,6 +19,7 @@ from rooms.db.publish.insert import InsertConflict
 from rooms.db.publish.request_rows import InsertRows
 from rooms.domain.ids import OrganisationId
 from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
+from rooms.publishing import waiting_bounds
 from rooms.publishing.claims import Claims
 
 _log = logging.getLogger(__name__)
@@ -41,18 +42,6 @@ LARGE_ROWS: Final = 200
 """A request with more messages and deliveries is large."""
 LARGE_BYTES: Final = 1024 * 1024
 """A request with more bytes of payload is large."""
-MAX_WAITING_BYTES: Final = 128 * 1024 * 1024
-"""Above it PostgreSQL does not keep up, and requests are refused; for each of the connections.
-
-A request is refused only if more than an equal part would wait for its organisation, with itself,
-and more than half of one waits without it. One message is a request of any size, and it cannot be
-divided: so it gets its turn, also while others publish.
-"""
-MOST_WAITING_BYTES: Final = 2 * MAX_WAITING_BYTES
-"""Above it all are refused that would have more than an equal part.
-
-It is compared with what waits already. So a large request finds a place as often as a small one.
-"""
 _OVERHEAD_BYTES: Final = 1024
 """A request takes about so many bytes beside payloads, and so does each message or delivery."""
 _MAX_ROUNDS: Final = 8
@@ -210,8 +199,8 @@ class GroupCommitter:
         # One that waits for no other is always accepted, whatever its size.
         if (
             self._waiting_bytes
-            and self._waiting_bytes + one.size > MAX_WAITING_BYTES
-            and self._exceeds_share(one)
+            and self._waiting_bytes + one.size > waiting_bounds.MAX_WAITING_BYTES
+            and not self._may_wait(one)
         ):
             raise StorageRefusedError("too many publishes are waiting to be written")
         self._waiting_bytes += one.size
@@ -220,16 +209,14 @@ class GroupCommitter:
         else:
             self._claim_or_wait(one)
 
-    def _exceeds_share(self, one: _PendingSubmission) -> bool:
-        """Return whether an organisation has too much waiting for a further request."""
+    def _may_wait(self, one: _PendingSubmission) -> bool:
+        """Return whether the bounds of what waits leave room for a further request."""
         organisation, behind = one.submission.organisation, self._bytes_behind
         own_bytes = behind[organisation]
         if (queue := self._waiting.get(organisation)) is not None:
             own_bytes += queue.bytes
-        share = MAX_WAITING_BYTES // len(self._waiting.keys() | behind.keys() | {organisation})
-        if own_bytes + one.size <= share:
-            return False
-        return own_bytes > share // 2 or self._waiting_bytes > MOST_WAITING_BYTES
+        organisations = len(self._waiting.keys() | behind.keys() | {organisation})
+        return waiting_bounds.may_wait(one.size, own_bytes, self._waiting_bytes, organisations)
 
     def _enqueue(self, one: _PendingSubmission) -> None:
         queue = self._waiting.get(one.submission.organisation)

@@ -16,8 +16,6 @@ from rooms.publishing.group_commit import (
     LARGE_BYTES,
     LARGE_ROWS,
     MAX_ROWS,
-    MAX_WAITING_BYTES,
-    MOST_WAITING_BYTES,
     PLAN_CHANGED,
     CommitOutcome,
     GroupCommitter,
@@ -25,6 +23,12 @@ from rooms.publishing.group_commit import (
     KeyReused,
     WriteGroup,
     is_large,
+)
+from rooms.publishing.waiting_bounds import (
+    FULL_WAITING_BYTES,
+    MAX_WAITING_BYTES,
+    MOST_WAITING_BYTES,
+    SMALL_REQUEST_BYTES,
 )
 from tests.support import virtual_time
 
@@ -354,6 +358,49 @@ async def test_what_waits_has_a_bound_however_many_organisations_publish() -> No
             assert committer._waiting_bytes <= MOST_WAITING_BYTES + (largest + 1) * KIB
             # A small one is within an equal part.
             committer.submit_nowait(a_request(organisation="small"), lambda _: None)
+
+
+def fill(committer: GroupCommitter, organisation: str, size: int) -> int:
+    """Submit requests of an organisation until one is refused; return how many were not."""
+    for accepted in range(1000):
+        try:
+            committer.submit_nowait(a_request(organisation=organisation, size=size), lambda _: None)
+        except StorageRefusedError:
+            return accepted
+    raise AssertionError("nothing is refused")
+
+
+async def test_parts_of_organisations_that_arrive_one_after_another_have_a_bounded_sum() -> None:
+    """Each fills its part while it is still large."""
+    store = Store()
+    store.open.clear()
+    size, organisations = 256 * KIB, 100
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        with opened_at_the_end(store):
+            committer.submit_nowait(a_request(), lambda _: None)
+            await asyncio.sleep(0)
+            accepted = [fill(committer, f"{number}", size) for number in range(organisations)]
+            assert min(accepted) == 1
+            most = MOST_WAITING_BYTES + organisations * (size + 2 * KIB)
+            assert committer._waiting_bytes <= most
+
+
+async def test_single_requests_of_many_organisations_have_a_bounded_sum() -> None:
+    """Each is as large as its part; above a ceiling only small ones find a place."""
+    store = Store()
+    store.open.clear()
+    organisations = 400
+    async with GroupCommitter(store, on_commit=lambda _: None) as committer:
+        with opened_at_the_end(store):
+            committer.submit_nowait(a_request(), lambda _: None)
+            await asyncio.sleep(0)
+            for number in range(organisations):
+                part = MAX_WAITING_BYTES // (number + 1) - 2 * KIB
+                if fill(committer, f"{number}", part) == 0:
+                    small = SMALL_REQUEST_BYTES - 2 * KIB
+                    assert fill(committer, f"{number}", small) == 1
+            most = FULL_WAITING_BYTES + organisations * SMALL_REQUEST_BYTES
+            assert MOST_WAITING_BYTES < committer._waiting_bytes <= most
 
 
 async def test_what_waits_for_a_key_counts_as_waiting() -> None:
