@@ -21,7 +21,12 @@ from rooms.publishing.number_bounds import (
     decode_json,
     unscanned_ns_per_byte,
 )
-from rooms.publishing.schema_bounds import SchemaBoundError, SchemaMeasure, measure_schema
+from rooms.publishing.schema_bounds import (
+    FIRST_CHECKS,
+    SchemaBoundError,
+    SchemaMeasure,
+    measure_schema,
+)
 
 DRAFT_07: Final = "http://json-schema.org/draft-07/schema"
 DRAFT_2020_12: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -173,7 +178,8 @@ class PayloadSchema:
                 return []
         except ValueError as exc:
             return [_cannot_validate(exc, at)]
-        return self._list_within(value, size, at, spend, many=many)
+        check_ns = self._check_ns(payload, numbers)
+        return self._list_within(value, size, at, spend, check_ns, many=many)
 
     def _spend_on_numbers(
         self, numbers: NumberScan, spend: Callable[[float], bool], *, many: bool
@@ -190,18 +196,40 @@ class PayloadSchema:
         size: int,
         at: str,
         spend: Callable[[float], bool],
+        check_ns: float,
         *,
         many: bool,
     ) -> list[FieldProblem] | None:
+        """List problems, of which each check of the value takes `check_ns` at most."""
+        measure = self._measure
+        if measure is None:
+            return None
         listing_ns = self._listing_ns(value, size, _MAX_LISTED_NS)
+        listing_ns += measure.listing_checks * check_ns
         if listing_ns > _MAX_LISTED_NS:
             return None
         if spend(listing_ns):
             return self._list_problems(value, at)
-        makes_one = self._measure is not None and self._measure.makes_one
-        if many and makes_one and spend(self._first_ns(size)):
+        first_ns = self._first_ns(size) + FIRST_CHECKS * check_ns
+        if many and measure.makes_one and spend(first_ns):
             return self._list_first(value, at)
         return None
+
+    def _check_ns(self, payload: bytes, numbers: NumberScan | None) -> float:
+        """Return an upper bound of the time of one more check of a payload that was decoded."""
+        size, measure = len(payload), self._number_measure
+        numbers_ns = 0
+        if measure is not None:
+            if numbers is None:
+                numbers = NumberScan(bytes(payload))
+                is_bounded = not numbers.find_extreme()
+            else:
+                is_bounded = True
+            # It was not scanned only if its bytes bound the time for any numbers, too.
+            numbers_ns = (
+                measure.numbers_ns(numbers, 0) if is_bounded else measure.long_number_ns * size
+            )
+        return self._ns_per_byte * size + numbers_ns
 
     def is_valid(self, value: object) -> bool:
         """Return whether a decoded value is valid."""
@@ -223,14 +251,14 @@ class PayloadSchema:
     def _first_ns(self, size: int) -> int:
         """Return an upper bound of the time to list the first problem of `size` bytes.
 
-        The value is checked once more, and the problem may quote all of it, and of the schema.
+        It may quote all of the value, and of the schema. Checks come on top.
         """
-        return _PROBLEM_NS + self._ns_per_byte * size + _QUOTE_NS * (size + len(self.text))
+        return _PROBLEM_NS + _QUOTE_NS * (size + len(self.text))
 
     def _listing_ns(self, value: object, size: int, most_ns: int) -> float:
         """Return an upper bound of the time to list the problems of a value of `size` bytes.
 
-        It is not exact above `most_ns`.
+        It is not exact above `most_ns`. Checks come on top.
         """
         measure = self._measure
         if measure is None:

@@ -80,6 +80,8 @@ _ANNOTATIONS: Final = frozenset(
     }
 )  # fmt: skip
 """Keywords that no problem quotes, except as part of another."""
+FIRST_CHECKS: Final = 2
+"""So often a value is checked while one problem is listed, measured with each keyword."""
 _QUOTED_LISTS: Final = frozenset({"enum", "const", "required", "not"})
 """Keywords with an object or a list that a problem quotes."""
 _PLAIN_FORMATS: Final = (
@@ -118,8 +120,21 @@ class SchemaMeasure:
     """Upper bound of the problems of one value, each with 64 bytes that it quotes of the schema."""
     listed_names: int
     """Those of them that quote an object for the name of each of its properties."""
-    makes_one: bool
-    """The library makes the first problem before the others."""
+    eager_levels: int
+    """Most keywords of `_EAGER_KEYWORDS` within one another."""
+
+    @property
+    def makes_one(self) -> bool:
+        """Return whether the library makes the first problem before the others."""
+        return not self.eager_levels
+
+    @property
+    def listing_checks(self) -> int:
+        """Return how often a value is checked while its problems are listed, at most.
+
+        The library checks what is in such a keyword before it lists the problems of that.
+        """
+        return FIRST_CHECKS + self.eager_levels
 
     def numbers_ns(self, numbers: NumberScan, rough_ns: int) -> int:
         """Return an upper bound of the time for the numbers of a text.
@@ -154,16 +169,17 @@ class _Part(NamedTuple):
     cost: _Cost
     path_bytes: int
     """Most bytes of references and patterns on the way to a keyword; its problems name the way."""
+    eager_levels: int
 
 
 _NOTHING: Final = _Cost(0, 0, 0, 0, 0)
-_LEAF: Final = _Part(1, _Cost(1, 0, 0, 1, 0), 0)
+_LEAF: Final = _Part(1, _Cost(1, 0, 0, 1, 0), 0, 0)
 
 
 def measure_schema(schema: object) -> SchemaMeasure:
     """Measure a decoded schema. SchemaBoundError: it is too deep, or unfolds to too much."""
     walk = _SchemaWalker(schema, plain=_is_one_resource(schema))
-    unfolded, cost, path_bytes = walk.visit(schema)
+    unfolded, cost, path_bytes, eager_levels = walk.visit(schema)
     if unfolded > MAX_UNFOLDED:
         raise SchemaBoundError(
             f"unfolds to more than {MAX_UNFOLDED} sub-schemas, as its references multiply;"
@@ -178,7 +194,7 @@ def measure_schema(schema: object) -> SchemaMeasure:
         cost.long_number_ns,
         cost.listed * way,
         cost.listed_names,
-        walk.makes_one,
+        eager_levels,
     )
 
 
@@ -205,7 +221,6 @@ class _SchemaWalker:
         self._measured: dict[int, _Part] = {}
         self._visiting: set[int] = set()
         self.is_plain = plain
-        self.makes_one = True
 
     def visit(self, schema: object) -> _Part:
         """Return the unfolded size and the cost."""
@@ -229,9 +244,8 @@ class _SchemaWalker:
         return found
 
     def _visit(self, schema: Mapping[str, Any]) -> _Part:
-        size, path_bytes = 1, 0
+        size, path_bytes, eager_levels = 1, 0, 0
         here, named, others = _LEAF.cost, _NOTHING, _NOTHING
-        self.makes_one = self.makes_one and _EAGER_KEYWORDS.isdisjoint(schema)
         for keyword, value in schema.items():
             if keyword not in _DEFINITION_KEYWORDS:
                 here = here.plus(_keyword_cost(keyword, value))
@@ -240,6 +254,7 @@ class _SchemaWalker:
                 part = self.visit(inner)
                 size = min(size + part.size, MAX_UNFOLDED + 1)
                 path_bytes = max(path_bytes, part.path_bytes + step_bytes)
+                eager_levels = max(eager_levels, part.eager_levels + (keyword in _EAGER_KEYWORDS))
                 if keyword == "properties":
                     named = named.most(part.cost)
                 elif (
@@ -258,7 +273,7 @@ class _SchemaWalker:
                 )
                 here = here.plus(_Cost(weight, 0, 0, 0, 0))
         cost = here.plus(named).plus(others)
-        return _Part(size, _Cost(*(min(one, _MOST) for one in cost)), path_bytes)
+        return _Part(size, _Cost(*(min(one, _MOST) for one in cost)), path_bytes, eager_levels)
 
     def _subschemas(self, keyword: str, value: Any) -> Iterable[object]:
         """Return the schemas that a keyword evaluates."""

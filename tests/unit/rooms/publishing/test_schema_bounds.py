@@ -248,6 +248,65 @@ def test_the_time_to_list_problems_is_taken_from_the_budget() -> None:
     assert schema.problems(b"{}", "payload", lambda _: False) is None
 
 
+def within(keyword: str, levels: int, schema: Any) -> Any:
+    """Return a schema within a keyword for schemas, so many times."""
+    for _ in range(levels):
+        schema = {keyword: [schema]}
+    return schema
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"enum": [number + 0.1 for number in range(450)]}, b"0.12345"),
+        ({"allOf": [{"multipleOf": 0.1 + number / 1000} for number in range(300)]}, b"0.12345"),
+        ({"pattern": "^[a-z]{100}[0-9]{30}x"}, b'"' + b"abcdefghij" * 25 + b'"'),
+    ],
+)
+def test_the_checks_of_each_level_are_taken_from_the_budget(
+    keyword: str, schema: Any, payload: bytes
+) -> None:
+    """To list the problems of 40 levels, the library checks what is in them 40 times."""
+    found = PayloadSchema(within(keyword, 40, schema))
+    assert found.is_plain
+    budget = Budget()
+    assert found.problems(payload, "payload", budget.spend) is None
+    once = PayloadSchema(schema)
+    assert once.problems(payload, "payload", budget.spend)
+    flat = PayloadSchema(within("allOf", 40, schema))
+    assert flat.problems(payload, "payload", budget.spend)
+
+
+def test_a_further_message_of_a_batch_pays_for_the_checks_of_each_level() -> None:
+    numbers = {"enum": [number + 0.1 for number in range(110)]}
+    spent: list[float] = []
+
+    def spend(cost_ns: float) -> bool:
+        spent.append(cost_ns)
+        return cost_ns <= 1_000_000
+
+    schema = PayloadSchema(within("oneOf", 47, numbers))
+    assert schema.problems(b"0.12345", "payload", spend, many=True) is None
+    assert PayloadSchema(numbers).problems(b"0.12345", "payload", lambda _: True, many=True)
+
+
+def test_the_first_problem_of_a_further_message_costs_its_checks() -> None:
+    """The value is compared with all numbers twice more, though the list is too long."""
+    numbers = [number + 0.1 for number in range(100)]
+    schema = PayloadSchema({"enum": numbers, "required": NAMES[:1000]})
+    spent: list[float] = []
+
+    def spend(cost_ns: float) -> bool:
+        spent.append(cost_ns)
+        return cost_ns <= 2_500_000
+
+    found = schema.problems(b"0.12345", "payload", spend, many=True)
+    assert found is not None
+    assert len(found) == 1
+    assert spent[-1] >= 2 * 7_000 * len(numbers)
+
+
 @pytest.mark.parametrize(
     ("schema", "number"),
     [
