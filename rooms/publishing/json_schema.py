@@ -18,7 +18,7 @@ from rooms.errors import FieldProblem, InvalidError
 from rooms.publishing.number_bounds import (
     SMALL_BYTES,
     NumberScan,
-    decode_json,
+    decode_small,
     unscanned_ns_per_byte,
 )
 from rooms.publishing.schema_bounds import (
@@ -161,11 +161,14 @@ class PayloadSchema:
         first problem is enough. None: it takes too long here, and the sandbox must check it.
         """
         size, numbers = len(payload), None
-        numbers_ns = self._unscanned_ns_per_byte * size if size < SMALL_BYTES and not many else 0
-        if self._number_measure is not None and not 0 < numbers_ns <= _ROUGH_NS:
+        is_scanned = many or size >= SMALL_BYTES
+        numbers_ns = 0 if is_scanned else self._unscanned_ns_per_byte * size
+        if is_scanned or (self._number_measure is not None and not 0 < numbers_ns <= _ROUGH_NS):
             numbers = NumberScan(bytes(payload))  # msgspec.Raw has no methods of bytes.
+            if not self._spend_on_decoding(numbers, spend):
+                return None
         try:
-            value = decode_json(payload, many=many) if numbers is None else numbers.decode()
+            value = decode_small(payload) if numbers is None else numbers.decode()
         except (ValueError, RecursionError) as exc:
             return [FieldProblem(at, _shortened(str(exc)))]
         if numbers is not None:
@@ -181,14 +184,23 @@ class PayloadSchema:
         check_ns = self._check_ns(payload, numbers)
         return self._list_within(value, size, at, spend, check_ns, many=many)
 
+    def _spend_on_decoding(self, numbers: NumberScan, spend: Callable[[float], bool]) -> bool:
+        """Spend what it costs to decode scanned numbers. False: it is too much, or in vain."""
+        if self._number_measure is not None and numbers.has_too_many:
+            return False
+        decode_ns = numbers.decode_ns
+        return not decode_ns or spend(decode_ns)
+
     def _spend_on_numbers(
         self, numbers: NumberScan, spend: Callable[[float], bool], *, many: bool
     ) -> bool:
         """Spend what scanned numbers may cost. False: it is too much, or one is extreme."""
+        measure = self._number_measure
+        if measure is None:
+            return True
         if not spend(numbers.search_ns) or numbers.find_extreme():
             return False
-        measure = self._number_measure
-        return measure is None or spend(measure.numbers_ns(numbers, 0 if many else _ROUGH_NS))
+        return spend(measure.numbers_ns(numbers, 0 if many else _ROUGH_NS))
 
     def _list_within(
         self,

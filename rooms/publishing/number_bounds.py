@@ -34,6 +34,7 @@ _DELETED: Final = b"+-. \t\r\n"
 Regular expressions take ten times as long to find nothing.
 """
 _NUMBER: Final = b",0"
+_ANY_EXPONENT: Final = b"0e"
 _EXPONENT: Final = b"0e00"
 _SLOW_EXPONENT: Final = b"0e000"
 _LONG_DIGITS: Final = b"0" * 20
@@ -44,8 +45,12 @@ _DECODE_NS: Final = 1_600
 """A byte of such a number."""
 _MAX_EXPONENTS: Final = 10_000
 """Most exponents that are looked at for the magnitude of their numbers."""
-_SEARCH_NS: Final = 700
+_SEARCH_NS: Final = 500
 """So long that takes for one."""
+_DECODE_EXPONENT_NS: Final = 400
+"""So long msgspec takes for a number with a short exponent, such as `1e23`."""
+_DECODE_SLOW_NS: Final = 700
+"""So long Python takes for any number with a fraction or an exponent."""
 _WITH_EXPONENT: Final = re.compile(rb"(?:^|[\s:,\[])(-?\d[\d.]*[eE][-+]?\d\d+)")
 decode_small: Final = msgspec.json.Decoder().decode
 
@@ -91,6 +96,19 @@ class NumberScan:
             self._has_slow = _is_slow(shape)
             self.has_long = _LONG_DIGITS in shape
 
+    @property
+    def has_too_many(self) -> bool:
+        """Return whether there are so many exponents that `find_extreme` does not look at them."""
+        return self._exponents > _MAX_EXPONENTS
+
+    @property
+    def decode_ns(self) -> int:
+        """Return an upper bound of the time that `decode` takes for exponents, beside its bytes."""
+        if not self._has_slow:
+            return _DECODE_EXPONENT_NS * self._exponents
+        floats = self._bare.count(b".") + self._shape.count(_ANY_EXPONENT)
+        return _DECODE_SLOW_NS * min(floats, self.count())
+
     def decode(self) -> Any:
         """Return the decoded text, as `decode_json` does."""
         return _decode_slow(self._text) if self._has_slow else decode_small(self._text)
@@ -111,7 +129,7 @@ class NumberScan:
 
     def find_extreme(self) -> bool:
         """Return whether a number may not be ordinary, and set `has_long` by all of them."""
-        if self._exponents > _MAX_EXPONENTS or (self.has_long and _TOO_MANY_DIGITS in self._shape):
+        if self.has_too_many or (self.has_long and _TOO_MANY_DIGITS in self._shape):
             return True
         if self._exponents:
             for number in _WITH_EXPONENT.findall(self._bare):

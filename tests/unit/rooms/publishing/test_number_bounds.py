@@ -75,6 +75,57 @@ def test_extreme_numbers_are_found(text: bytes, extreme: bool) -> None:  # noqa:
     assert NumberScan(text).find_extreme() is extreme
 
 
+def an_array(number: str, count: int, *others: str) -> bytes:
+    return f"[{','.join([number] * count + list(others))}]".encode()
+
+
+@pytest.mark.parametrize("schema", [{"type": "array"}, {"items": {"minimum": 0}}])
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        an_array("1e23", 9_000),
+        an_array("1e308", 9_000),
+        # One number makes Python decode all of them.
+        an_array("0.5", 9_000, "1e300"),
+        an_array("1e5", 9_000, "1e300"),
+    ],
+)
+def test_numbers_that_take_long_are_charged_before_they_are_decoded(
+    schema: Any,
+    text: bytes,
+    many: bool,  # noqa: FBT001 - a column
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun_s = time.process_time()
+    NumberScan(text).decode()
+    taken_ns = (time.process_time() - begun_s) * 1e9
+    spent: list[float] = []
+
+    def spend(cost_ns: float) -> bool:
+        spent.append(cost_ns)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NumberScan, "decode", None)
+        assert PayloadSchema(schema).problems(text, "payload", spend, many=many) is None
+    assert spent[0] >= 9_000 * 400
+    assert taken_ns < 3 * spent[0]
+
+
+def test_too_many_exponents_are_not_decoded_to_compare_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(NumberScan, "decode", None)
+    text = an_array("1e23", 10_001)
+    assert PayloadSchema({"items": {"minimum": 0}}).problems(text, "payload") is None
+
+
+def test_ordinary_numbers_are_decoded_without_a_further_charge() -> None:
+    text = an_array("19.99", 1_000, '"3f2b4e55-9a7d-4e55"', '"1e300"')
+    assert PayloadSchema({"type": "array"}).problems(text, "payload", lambda _: False) == []
+
+
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [(b"1", 1), (b"[]", 0), (b"[1, [ -2,{}]]", 2), (b'{"a" :\n{"b":[1,2e-05, "3f2b4e55"]}}', 2)],
