@@ -20,6 +20,7 @@ from sqlalchemy import insert
 from delivery.leadership.postgres import PostgresElection
 from delivery.magazines import open_magazines
 from delivery.pull.service import open_pull_service
+from delivery.push.http.signing import new_secret
 from delivery.push.http.ssrf import SsrfGuard
 from rooms.api.app import create_app
 from rooms.api.deps import ApiServices, GuestChangeLimiter, KeyRateLimiter
@@ -271,7 +272,7 @@ async def open_api(
                 readiness=Readiness(engine, leadership, writes=writes),
                 magazines=magazines,
                 leader_health=leadership,
-                new_secret=lambda: f"whsec_{secrets.token_urlsafe(24)}",
+                new_secret=lambda: new_secret(secrets.token_bytes),
                 check_push_url=check_target,
                 ping=pings,
                 broker_users=gate,

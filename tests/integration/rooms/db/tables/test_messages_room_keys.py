@@ -35,6 +35,7 @@ ACROSS_ROOMS: Final = {
     "queue.orphans._FIND_CRASH_LOOPS": "the doctor looks through the queue of all rooms for what workers die with",
     "queue.orphans._COUNT_ORPHANS": "the doctor counts the orphans of all rooms",
     "queue.claims._DEPTH": "the one PUSH queue is counted whole",
+    "queue.resend._COUNT_SENT": "a recovery sends again what the broker had of any room",
     "queue.holds._LIST_HELD": "a worker scans held deliveries of all rooms once a second",
     "leases.release._EXPIRE": "upkeep ends leases of any room",
     "queue.expire._BY_TIME": "upkeep ends what expired in any room",
