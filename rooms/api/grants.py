@@ -182,7 +182,8 @@ async def replace_publish_grant(
         await touch_room(connection, principal, room)
         former = await records.find_grant(connection, room, grant, GrantKind.PUBLISH)
         change.before = _shown(former)
-        await records.revoke_grant(connection, room, former.id)
+        ended = await records.revoke_grant(connection, room, former.id)
+        begins_later = former.starts_at > services.clock.now()
         made = await records.create_grant(
             connection,
             room,
@@ -190,7 +191,7 @@ async def replace_publish_grant(
             organisation=former.organisation_id,
             kind=former.kind,
             event_types=event_types,
-            starts_at=former.starts_at if former.starts_at > services.clock.now() else None,
+            starts_at=former.starts_at if begins_later else ended.revoked_at,
             until=former.until,
         )
         changed = await reconcile_grants(connection, room, services.new_job_id)

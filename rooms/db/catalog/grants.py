@@ -82,7 +82,8 @@ async def create_grant(
         "until": until,
     }
     if starts_at is not None:
-        values |= {"starts_at": starts_at, "begins_later": literal(starts_at) > func.now()}
+        later = literal(starts_at) > func.statement_timestamp()
+        values |= {"starts_at": starts_at, "begins_later": later}
     row = await connection.execute(insert(grants).values(values).returning(grants))
     return _grant(row.mappings().one())
 
