@@ -26,8 +26,8 @@ from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
 
 POLL_S: Final = 1.0
 _BATCH: Final = 500
-_MIN_BATCH: Final = 50
-_TURN_S: Final = 0.012
+_MIN_BATCH: Final = 20
+_TURN_S: Final = 0.004
 """The time that a claim may take while organisations take turns: the next one waits for it."""
 _TURNS_S: Final = 5.0
 """The time after a claim for the others in which they may have more."""

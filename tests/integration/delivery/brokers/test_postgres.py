@@ -538,8 +538,8 @@ async def test_claims_in_turn_are_as_small_as_their_time_allows(
                 others += 1
     assert sizes[0] == 500
     if others:
-        assert sizes[:3] == [500, 3, 50]
-        assert set(sizes[3:]) <= {1, 50, sizes[-1]}
+        assert sizes[:3] == [500, 3, 20]
+        assert set(sizes[3:]) <= {1, 20, sizes[-1]}
     else:
         assert sizes[:3] == [500, 500, 500]
 
