@@ -31,16 +31,18 @@ def watched(test: Callable[..., Awaitable[None]]) -> Callable[..., Coroutine[Any
 
 
 def of_the_test(stall: Stall) -> bool:
-    """Return whether the test itself kept its loop: it collected the run's own heap, or started a server, or asked a database.
+    """Return whether the test itself kept its loop: it collected the run's own heap, started a server, asked a database or migrated one.
 
-    Rooms processes are checked by their logs, where none of this is left out.
+    The product migrates in a process of its own. Rooms processes are checked by their logs, where none of this is left out.
     """
     calls = stall.cause.split(" > ")
     return (
         stall.cause == COLLECTION
         or calls[-1].startswith("tests.")
         or any(
-            call.startswith(("subprocess.", "rooms.local.", "psycopg.connection.Connection."))
+            call.startswith(
+                ("subprocess.", "rooms.local.", "psycopg.connection.Connection.", "alembic.")
+            )
             for call in calls
         )
     )

@@ -30,6 +30,7 @@ def stall(running: str) -> Stall:
         "tests.faults.test_full.kill:90 > subprocess.Popen.wait:1264 > subprocess.Popen._wait:2040",
         "tests.conftest.artemis_server:195 > tests.support.local_servers.TestServer.start:85",
         "tests.support.publisher.House.run:54 > psycopg.connection.Connection.connect:109 > selectors.EpollSelector.select:468",
+        "alembic.script.base.Script._from_path:1039 > alembic.util.pyfiles.load_python_file:113 > pathlib.Path.exists:1235",
     ],
 )
 def test_what_the_test_itself_does_fails_nothing(running: str) -> None:

@@ -111,7 +111,6 @@ def steps(url: str, log: str) -> list[tuple[Any, ...]]:
         ]
 
 
-@pytest.mark.blocking("its migrations run on this loop")
 async def test_going_back_gives_every_step_a_row_of_its_own(
     database: str, installation: Installation, writer: LogWriter
 ) -> None:
