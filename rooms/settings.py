@@ -170,6 +170,8 @@ class Settings:
     """
     validation_memory_bytes: int
     """Memory that one sandbox process may allocate."""
+    max_handler_queues: int
+    """Handler queues of one organisation; 409 above. Maintenance looks at each every 30 seconds."""
     lane_concurrency: int
     """Concurrent webhook calls for each subscription and worker, where the subscription sets no
     `max_concurrency`.
@@ -353,6 +355,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         validation_memory_bytes=read.number(
             "ROOMS_VALIDATION_MEMORY_BYTES", 512 * 1024 * 1024, 1 << 26, 1 << 36
         ),
+        max_handler_queues=read.number("ROOMS_MAX_HANDLER_QUEUES", 1000, 0, 1_000_000),
         lane_concurrency=read.number("ROOMS_LANE_CONCURRENCY", 32, 1, 1000),
         claim_ttl_s=read.number("ROOMS_CLAIM_TTL_S", 60, 35, 3600),
         sandbox_after_crashes=read.number("ROOMS_SANDBOX_AFTER_CRASHES", 3, 0, 1000),

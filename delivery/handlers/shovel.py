@@ -14,9 +14,10 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from delivery.handlers.known_queues import KnownQueues
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_main_entries
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.catalog.handler_queues import clear_one_shot_shovel, list_all_queues
+from rooms.db.catalog.handler_queues import clear_one_shot_shovel
 from rooms.db.connection import transaction
 from rooms.domain.handler_queue import HandlerQueue, ShovelSettings
 from rooms.domain.magazine import StoredEntry
@@ -63,6 +64,7 @@ class QueueShovel:
     ) -> None:
         """Report queues that got messages to `on_loaded`, and outcome counts to `on_shoveled`."""
         self._engine = engine
+        self._known_queues = KnownQueues(engine)
         self._magazine_cache = magazine_cache
         self._clock = clock
         self._on_loaded = on_loaded
@@ -77,7 +79,7 @@ class QueueShovel:
         """Shovel every due queue; a failure does not stop the others."""
         queues = [
             queue
-            for queue in await list_all_queues(self._engine)
+            for queue in await self._known_queues.refresh()
             if queue.active and queue.settings.shovel
         ]
         names = {queue.store_name for queue in queues}

@@ -6,12 +6,12 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from delivery.handlers.known_queues import KnownQueues
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_sideline_entry
 from delivery.handlers.outcome import SidelineReason
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.sweeper import finish_sweep_job, sweep_magazine
 from rooms.batching import for_each_limited
-from rooms.db.catalog.handler_queues import list_all_queues
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.handler_queue import HandlerQueue
 from rooms.domain.job import JobKind
@@ -56,7 +56,7 @@ class QueueSweeper:
         batch: int = MAX_BATCH,
     ) -> None:
         """Report (queue, magazine, count) to `on_swept`, and a queue that failed to `on_failed`."""
-        self._engine = engine
+        self._known_queues = KnownQueues(engine)
         self._magazine_cache = magazine_cache
         self._job_queue = job_queue
         self._clock = clock
@@ -73,7 +73,7 @@ class QueueSweeper:
         all_due = self._clock.monotonic() >= self._next_at
         if not jobs and not all_due:
             return
-        queues = {queue.store_name: queue for queue in await list_all_queues(self._engine)}
+        queues = {queue.store_name: queue for queue in await self._known_queues.refresh()}
         for job in jobs:
             if should_continue():
                 await self._run_job(job, queues, should_continue)

@@ -7,6 +7,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from delivery.handlers.known_queues import KnownQueues
 from delivery.handlers.magazines import QueueMagazineCache, drop_queue_magazines
 from delivery.handlers.shovel import QueueShovel
 from delivery.handlers.sweeper import QueueSweeper
@@ -17,7 +18,6 @@ from delivery.maintenance.task_context import TaskContext
 from rooms.db.catalog.handler_queues import (
     delete_queue,
     existing_names,
-    list_all_queues,
     list_deleting,
     mark_deleting,
 )
@@ -61,6 +61,7 @@ class QueueReconciler:
     ) -> None:
         """Report (queue, magazine, depth); check everything every `FULL_SCAN_EVERY_S`."""
         self._engine = engine
+        self._known_queues = KnownQueues(engine)
         self._magazines = magazines
         self._magazine_cache = magazine_cache
         self._job_queue = job_queue
@@ -84,7 +85,7 @@ class QueueReconciler:
             if should_continue():
                 await self._drop_orphan_records()
             self._next_full_scan = self._clock.monotonic() + FULL_SCAN_EVERY_S
-        queues = await list_all_queues(self._engine)
+        queues = await self._known_queues.refresh()
         for name in self._reconciled.keys() - {queue.store_name for queue in queues}:
             del self._reconciled[name]
         changed = [

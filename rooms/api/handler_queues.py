@@ -268,7 +268,10 @@ QueuePath = Annotated[
 async def create_queue(
     data: JSONBody[CreateHandlerQueue], services: ServicesDep, principal: Caller, change: ChangeDep
 ) -> HandlerQueueResponse:
-    """Create the queue, its main magazine and its sideline. 409: the name is taken."""
+    """Create the queue, its main magazine and its sideline.
+
+    409: the name is taken, or the organisation has as many queues as it may.
+    """
     try:
         main_magazine_name(data.name)
         if data.name.startswith(SUBSCRIPTION_PREFIX):
@@ -280,6 +283,9 @@ async def create_queue(
     fields = {name: value for name, value in to_settings_fields(data).items() if name != "name"}
     async with change.transaction() as connection:
         await connection.execute(LONG_PAUSE)
+        await records.check_queue_count(
+            connection, principal.organisation_id, services.settings.max_handler_queues
+        )
         queue = await records.create_queue(
             connection,
             principal.organisation_id,

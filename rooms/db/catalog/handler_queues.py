@@ -11,12 +11,16 @@ these rows: it cannot make a name unique, and what it loses is written again.
 # ruff: noqa: E501 - SQL statements keep their lines
 
 from collections.abc import Sequence
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
     RowMapping,
+    Text,
+    any_,
     delete,
     false,
     insert,
@@ -31,7 +35,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import func
 
 from rooms.db.catalog.organisations import DEFAULT_ORGANISATION
-from rooms.db.connection import autocommit, transaction
+from rooms.db.connection import transaction
 from rooms.db.tables.magazines import queues
 from rooms.db.tables.organisations import organisations
 from rooms.domain.handler_queue import HandlerQueue, QueueSettings, ShovelSettings, new_store_name
@@ -39,14 +43,28 @@ from rooms.domain.ids import OrganisationId
 from rooms.domain.names import NAME_CHARACTERS
 from rooms.errors import ConflictError, NotFoundError
 
-_MAX_QUEUES: Final = 100_000
-
 _ACTIVE: Final[ColumnElement[bool]] = literal_column(
     "coalesce(queues.created_at + make_interval(secs => (queues.settings ->> 'queue_expiry_s')::float8) > now(), true)"
 ).label("active")
 _COLUMNS: Final = (queues, _ACTIVE)
 # The expression of the index.
 _display_name: Final = func.coalesce(queues.c.display_name, queues.c.name)
+
+
+async def check_queue_count(
+    connection: AsyncConnection, organisation: OrganisationId, most: int
+) -> None:
+    """Check that the organisation may have another queue. ConflictError: it has `most`.
+
+    Those that are being deleted count. Creations at the same moment may exceed the bound by their
+    number: a lock on the organisation would last until the store has the magazines.
+    """
+    count = select(func.count()).where(queues.c.organisation_id == organisation)
+    if (await connection.scalar(count) or 0) >= most:
+        raise ConflictError(
+            f"an organisation has at most {most:,} handler queues (ROOMS_MAX_HANDLER_QUEUES); "
+            "delete some of them"
+        )
 
 
 async def create_queue(
@@ -99,19 +117,17 @@ async def find_queue(
 
 
 async def list_queues(
-    connection: AsyncConnection,
-    organisation: OrganisationId | None,
-    *,
-    after: str | None = None,
-    limit: int,
+    connection: AsyncConnection, organisation: OrganisationId, *, after: str | None, limit: int
 ) -> Sequence[HandlerQueue]:
-    """Return the organisation's queues by name, or (None) all queues by their name in the store."""
-    order = queues.c.name if organisation is None else _display_name
-    statement = select(*_COLUMNS).where(queues.c.deleting.is_(False)).order_by(order).limit(limit)
-    if organisation is not None:
-        statement = statement.where(queues.c.organisation_id == organisation)
+    """Return the organisation's queues by name."""
+    statement = (
+        select(*_COLUMNS)
+        .where(queues.c.organisation_id == organisation, queues.c.deleting.is_(False))
+        .order_by(_display_name)
+        .limit(limit)
+    )
     if after is not None:
-        statement = statement.where(order > after)
+        statement = statement.where(_display_name > after)
     return [_queue(row) for row in (await connection.execute(statement)).mappings()]
 
 
@@ -202,14 +218,47 @@ async def delete_queue(connection: AsyncConnection, store_name: str) -> None:
 
 async def existing_names(connection: AsyncConnection, store_names: Sequence[str]) -> set[str]:
     """Return those of the names in the store that belong to a queue, also to one being deleted."""
-    rows = await connection.execute(select(queues.c.name).where(queues.c.name.in_(store_names)))
+    rows = await connection.execute(select(queues.c.name).where(_is_named(store_names)))
     return {row[0] for row in rows}
 
 
-async def list_all_queues(engine: AsyncEngine) -> Sequence[HandlerQueue]:
-    """Return the queues of the whole installation."""
-    async with autocommit(engine) as connection:
-        return await list_queues(connection, None, limit=_MAX_QUEUES)
+class QueueVersion(NamedTuple):
+    """Identify the state in which a queue was read."""
+
+    name: str
+    """Its name in the store."""
+    updated_at: datetime
+    active: bool
+
+    @classmethod
+    def of(cls, queue: HandlerQueue) -> Self:
+        """Return the version of a queue that was read."""
+        return cls(queue.store_name, queue.updated_at, queue.active)
+
+
+async def list_versions(
+    connection: AsyncConnection, *, after: str, limit: int
+) -> Sequence[QueueVersion]:
+    """Return the queues of the whole installation by their name in the store."""
+    statement = (
+        select(queues.c.name, queues.c.updated_at, _ACTIVE)
+        .where(queues.c.deleting.is_(False), queues.c.name > after)
+        .order_by(queues.c.name)
+        .limit(limit)
+    )
+    return [QueueVersion(*row) for row in await connection.execute(statement)]
+
+
+async def read_queues(
+    connection: AsyncConnection, store_names: Sequence[str]
+) -> Sequence[HandlerQueue]:
+    """Return those of these queues that exist and are not being deleted."""
+    statement = select(*_COLUMNS).where(_is_named(store_names), queues.c.deleting.is_(False))
+    return [_queue(row) for row in (await connection.execute(statement)).mappings()]
+
+
+def _is_named(store_names: Sequence[str]) -> ColumnElement[bool]:
+    return queues.c.name == any_(literal(list(store_names), ARRAY(Text)))
 
 
 def _json(settings: QueueSettings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from rooms.domain.magazine import Entry, MagazineName, sideline_name
 from rooms.domain.role import Role
 from rooms.errors import MagazineUnavailableError
-from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.conftest import Api, open_api
 from tests.integration.rooms.api.sign_in import begin
 
 
@@ -95,6 +95,19 @@ async def test_a_queue_name_is_unique_and_private_in_its_organisation(api: Api) 
     # Another organisation must not learn by asking that the queue exists.
     theirs = await api.made("/queues", {"name": "orders", "shards": 2}, "stranger")
     assert (theirs["name"], theirs["shards"], theirs["magazine"]) == ("orders", 2, "orders")
+
+
+async def test_an_organisation_has_a_bounded_number_of_queues(database: str) -> None:
+    """Those that are being deleted count: their magazines are still there."""
+    async with open_api(database, ROOMS_MAX_HANDLER_QUEUES="2") as api:
+        for name in ("one", "two"):
+            await api.made("/queues", {"name": name})
+        assert (await api.call("DELETE", "/queues/two?confirm=two")).status_code == 202
+        refused = await api.call("POST", "/queues", json={"name": "three"})
+        assert refused.status_code == 409
+        assert "at most 2 handler queues (ROOMS_MAX_HANDLER_QUEUES)" in refused.json()["detail"]
+        assert len(await api.services.magazines.list_queue_records()) == 2
+        await api.made("/queues", {"name": "one"}, "stranger")
 
 
 async def test_queues_of_one_name_keep_their_messages_apart(api: Api) -> None:
