@@ -34,6 +34,7 @@ from rooms.domain.journal import ActorKind, JournalEntry, Outcome
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
 from rooms.errors import OtherMemberError, RoomsError, TransientError
+from rooms.publishing.number_bounds import decode_json
 from rooms.token_buckets import TokenBuckets
 
 _log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class Change:
         after = self.after
         if after is None:
             try:
-                after = shown(msgspec.json.decode(self._body)) if self._body else None
+                after = shown(decode_json(self._body)) if self._body else None
             except msgspec.DecodeError:
                 after = None
         self._state[_LAST_ENTRY] = entry = make_entry(

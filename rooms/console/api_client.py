@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from rooms.api.fast_routes import App
+from rooms.publishing.number_bounds import decode_json
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """No answer of the API is larger; it bounds what a page holds in memory."""
@@ -71,7 +72,7 @@ class ApiClient:
         status, content = await self.send(
             method, path, body=None if body is None else msgspec.json.encode(body), query=query
         )
-        document = msgspec.json.decode(content) if content else None
+        document = decode_json(content) if content else None
         if status >= _BAD_REQUEST:
             raise ApiProblemError(status, document if isinstance(document, dict) else {})
         return document
@@ -106,7 +107,7 @@ class ApiClient:
         await answer.begun.wait()
         if answer.status >= _BAD_REQUEST:
             content = b"".join([chunk async for chunk in chunks])
-            document = msgspec.json.decode(content) if content else None
+            document = decode_json(content) if content else None
             raise ApiProblemError(answer.status, document if isinstance(document, dict) else {})
         return chunks
 

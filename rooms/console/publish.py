@@ -13,6 +13,7 @@ from rooms.console.fields import typed_time
 from rooms.console.form import Form
 from rooms.console.page import Page, PageDep
 from rooms.console.rooms import ROOM, find_room
+from rooms.publishing.number_bounds import decode_json
 
 _PUBLISH: Final = f"{ROOM}/publish"
 _NUMBERS: Final = ("version", "priority", "ttl_ms", "delay_ms")
@@ -49,7 +50,7 @@ async def publish(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
             body=body,
             headers={"Idempotency-Key": form.text("idempotency_key") or str(uuid.uuid4())},
         )
-        document = msgspec.json.decode(content) if content else {}
+        document = decode_json(content) if content else {}
         if status >= _BAD_REQUEST:
             raise ApiProblemError(status, document)
     except ApiProblemError as exc:
@@ -77,7 +78,7 @@ async def check_message(page: PageDep, room_id: FromPath[str]) -> Response[str]:
 
 async def _check(page: Page, room: dict[str, Any], body: bytes) -> dict[str, Any]:
     status, content = await page.api.send("POST", f"/rooms/{room['id']}/messages/check", body=body)
-    document: dict[str, Any] = msgspec.json.decode(content) if content else {}
+    document: dict[str, Any] = decode_json(content) if content else {}
     if status >= _BAD_REQUEST:
         raise ApiProblemError(status, document)
     return document

@@ -120,6 +120,15 @@ async def test_a_long_payload_is_shown_in_part(browser: Browser) -> None:
     assert len(shown.html) < 150_000
 
 
+async def test_a_payload_of_extreme_numbers_does_not_keep_the_loop(browser: Browser) -> None:
+    """The stall guard is the check: they take 10 µs each to decode."""
+    made = await published(browser.api, [1e308] * 32_000)
+    await browser.sign_in("operator")
+    page = await browser.get(f"/console/messages/{made['message']}")
+    shown = await browser.submit(page, f"{page.path}/payload")
+    assert "more lines." in shown.text
+
+
 async def test_a_payload_that_indents_would_blow_up_is_shown_in_part(browser: Browser) -> None:
     deep: object = [1] * 30_000
     for _ in range(500):

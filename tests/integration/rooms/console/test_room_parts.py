@@ -168,3 +168,15 @@ async def test_subscriptions_of_a_room_are_filtered(browser: Browser) -> None:
     assert "hooks.example.com" not in found.text
     assert "No subscription is like this" in (await browser.get(f"{at}?status=paused")).text
     assert (await browser.get(f"{at}?status=wrong")).status == 422
+
+
+async def test_typed_json_of_any_size_does_not_keep_the_loop(browser: Browser) -> None:
+    """The stall guard is the check: numbers such as 1e308 take 10 µs each to decode."""
+    room = (await browser.api.room())["id"]
+    await browser.api.made(f"/rooms/{room}/event-types", {"name": "order.made"})
+    at = f"/console/rooms/{room}/publish"
+    await browser.sign_in("developer")
+    page = await browser.get(f"{at}?event_type=order.made")
+    payload = f"[{','.join(['1e308'] * 100_000)}]"
+    part = await browser.post(f"{at}/check", dict(page.form(at).fields) | {"payload": payload})
+    assert "It would be refused" in part.text
