@@ -186,6 +186,7 @@ async def _enter(
         name=person.name,
         scopes=scopes_of(roles),
         by=f"oidc {person.subject}",
+        source=f"oidc {person.subject}",
     )
     answer = enter(page, started, safe_path(target))
     for cookie in (_ATTEMPT, _CHOICE):

@@ -46,7 +46,10 @@ _MAX_REMEMBERED: Final = 10_000
 LINKS_PER_S: Final = 2
 """Links that one address may try in a second."""
 SIGN_INS_PER_S: Final = 5
-"""Sessions that begin with one key in a second: each is a row, with a rate limit of its own."""
+"""Sessions that begin with one key, portal link or person of a provider in a second.
+
+Each is a row and an entry of the journal, and has a rate limit of its own.
+"""
 _PATHS: Final[Mapping[bool, str]] = {False: "/console", True: PORTAL_PATH}
 """Name what is entered and left for the journal, by whether it is a portal."""
 COOKIE: Final = "rooms_session"
@@ -74,7 +77,7 @@ class Sessions:
         self._services = services
         self._extended: dict[KeyId, float] = {}
         self._links = Tries(services, LINKS_PER_S, "too many links were tried from this address")
-        self._keys: TokenBuckets[KeyId] = TokenBuckets(SIGN_INS_PER_S, services.clock.monotonic)
+        self._sources: TokenBuckets[str] = TokenBuckets(SIGN_INS_PER_S, services.clock.monotonic)
 
     async def begin_by_key(self, scope: Mapping[str, Any], key: str) -> StartedSession:
         """Begin a session that may do what an API key may.
@@ -87,14 +90,13 @@ class Sessions:
         )
         if principal.is_session:
             raise UnauthenticatedError("sign in with an API key, or with a link")
-        if not self._keys.take(principal.key_id):
-            raise RateLimitedError("too many people sign in with this key at once")
         return await self.begin(
             scope,
             organisation=principal.organisation_id,
             name=principal.key_name or "API key",
             scopes=principal.scopes,
             by="key",
+            source=f"key {principal.key_id}",
             parent=principal.key_id,
             presented=principal.text_hash,
         )
@@ -121,6 +123,7 @@ class Sessions:
                 restrictions=link.columns,
                 ends_at=link.session_end(self._services.clock.now()),
                 by=link.kind.value,
+                source=f"link {hashlib.sha256(token.encode()).hexdigest()}",
                 presented=link.maker_hash,
                 maker=link.maker,
                 within=connection,
@@ -138,6 +141,7 @@ class Sessions:
         restrictions: Mapping[str, Any] | None = None,
         ends_at: datetime | None = None,
         by: str,
+        source: str,
         parent: KeyId | None = None,
         presented: bytes | None = None,
         maker: KeyId | None = None,
@@ -145,12 +149,17 @@ class Sessions:
     ) -> StartedSession:
         """Begin a session and write it into the journal.
 
-        `by`: how the person signed in. `parent`: the key that was presented; the session has what
-        this key may do. `maker`: the key that made the link. `presented`: the hash of the text of
-        either. `within`: the connection of a transaction that the caller commits; None: one of its
-        own. UnauthenticatedError: the key has just ended, or the maker may do less than the link.
+        `by`: how the person signed in. `source`: what begins at most `SIGN_INS_PER_S`. `parent`:
+        the key that was presented; the session has what this key may do. `maker`: the key that
+        made the link. `presented`: the hash of the text of either. `within`: the connection of a
+        transaction that the caller commits; None: one of its own.
+
+        UnauthenticatedError: the key has just ended, or the maker may do less than the link.
+        RateLimitedError: too many sessions of this source.
         """
         services = self._services
+        if not self._sources.take(source):
+            raise RateLimitedError("too many people sign in with this key or link at once")
         now = services.clock.now()
         text = new_key(services.random)
         granted = frozenset(scopes)

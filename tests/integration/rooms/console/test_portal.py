@@ -10,7 +10,7 @@ import pytest
 
 from rooms.console import portal
 from rooms.console.page import DOWNLOAD, PUBLIC
-from rooms.console.sessions import LINKS_PER_S
+from rooms.console.sessions import LINKS_PER_S, SIGN_INS_PER_S
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.console.browser import Browser, Document
 from tests.integration.rooms.console.test_messages import published, sidelined
@@ -377,6 +377,20 @@ async def test_an_address_tries_few_links_a_second(api: Api) -> None:
     tried = [await browser.get(f"{PORTAL}/enter?token={n}") for n in range(LINKS_PER_S + 1)]
     assert [page.status for page in tried] == [401] * LINKS_PER_S + [429]
     assert "Too many visitors" in tried[-1].text
+    await browser.close()
+
+
+async def test_a_link_begins_few_sessions_a_second(api: Api) -> None:
+    """Its success is refunded to the address; each is a row and an entry of the journal."""
+    api.services = replace(api.services, clock=StoppedClock())
+    browser = await Browser.open(api)
+    link = await link_to(api)
+    entered = [(await browser.http.get(link)).status_code for _ in range(SIGN_INS_PER_S + 1)]
+    assert entered == [303] * SIGN_INS_PER_S + [429]
+    ((sessions,),) = await api.sql("SELECT count(*) FROM api_keys WHERE portal")
+    assert sessions == SIGN_INS_PER_S
+    other = await browser.http.get(await link_to(api))
+    assert other.status_code == 303
     await browser.close()
 
 
