@@ -1,8 +1,10 @@
 """Serve `/v1/rooms/{id}/event-types`: event types and the versions of their schemas."""
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+import msgspec
 from litestar import Response, delete, get, post, put
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
@@ -38,8 +40,11 @@ from rooms.domain.ids import RoomId
 from rooms.domain.names import MAX_NAME, NAME_PATTERN
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
+from rooms.errors import FieldProblem, InvalidError
+from rooms.publishing.number_bounds import decode_json
 
 _VERSION_LIST: Final = "versions"
+_EXPONENT: Final = re.compile(rb"[0-9][eE]")
 
 EventTypeSchema = Annotated[
     dict[str, Any] | bool | None,
@@ -231,6 +236,26 @@ async def check_schema(services: ApiServices, principal: Principal, schema: obje
     if schema is not None:
         checker = services.publisher.checker
         await checker.check_schema(principal.organisation_id, schema, field="schema")
+        await _check_stored(services, schema)
+
+
+async def _check_stored(services: ApiServices, schema: object) -> None:
+    """Check the size that publishing will find: PostgreSQL writes exponents out."""
+    text = msgspec.json.encode(schema)
+    if not _EXPONENT.search(text):
+        return
+    most = services.settings.max_schema_bytes
+    async with transaction(services.engine) as connection:
+        # With a space behind each comma and colon.
+        stored = await records.as_stored(connection, text.decode(), most_bytes=2 * most)
+    if stored is None or len(msgspec.json.encode(decode_json(stored.encode()))) > most:
+        raise InvalidError(
+            FieldProblem(
+                "schema",
+                f"with its numbers written out in full it has more than {most:,} bytes: use"
+                " numbers of fewer digits",
+            )
+        )
 
 
 _TYPE_LIST: Final = "event-types"

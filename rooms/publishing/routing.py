@@ -247,6 +247,16 @@ class RoutingTable:
         return found
 
     def _load_schema(self, text: str) -> PayloadSchema | InvalidError:
+        # PostgreSQL adds spaces, at most as many bytes again. What is longer is not decoded: an
+        # earlier version stored schemas whose numbers are fifty times as long as they were sent.
+        if len(text) > 2 * self._max_schema_bytes:
+            return InvalidError(
+                FieldProblem(
+                    _SCHEMA_FIELD,
+                    "its schema cannot be used: it has more than"
+                    f" {self._max_schema_bytes:,} bytes; make another version",
+                )
+            )
         try:
             return PayloadSchema(
                 decode_json(text.encode()), field=_SCHEMA_FIELD, max_bytes=self._max_schema_bytes

@@ -12,6 +12,8 @@ from sqlalchemy import (
     RowMapping,
     Select,
     Text,
+    bindparam,
+    case,
     cast,
     delete,
     exists,
@@ -241,6 +243,18 @@ async def check_total_size(connection: AsyncConnection, room: RoomId, max_bytes:
                 " used, or make another room",
             )
         )
+
+
+async def as_stored(connection: AsyncConnection, schema: str, *, most_bytes: int) -> str | None:
+    """Return a JSON text as its column will have it; None: it is longer than `most_bytes`.
+
+    Numbers are written out: `1e308` has 309 digits then.
+    """
+    stored = cast(cast(bindparam("schema", schema, type_=Text), JSONB), Text)
+    found: str | None = await connection.scalar(
+        select(case((func.octet_length(stored) <= most_bytes, stored)))
+    )
+    return found
 
 
 async def replace_schema(

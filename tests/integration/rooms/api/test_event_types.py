@@ -1,5 +1,6 @@
 """Test event types and their versions."""
 
+import json
 from typing import Any
 
 import pytest
@@ -280,3 +281,37 @@ async def test_the_schemas_of_a_room_are_bounded_together(database: str) -> None
             for number in range(5)
         }
         assert statuses == {201, 422}
+
+
+async def test_a_schema_is_measured_with_its_numbers_written_out(api: Api, room: int) -> None:
+    """So PostgreSQL stores them, and so publishing reads them."""
+    path = f"/rooms/{room}/event-types"
+    usable = {"maximum": 1.797e308, "examples": [1e308] * 700}
+    await api.made(path, {"name": "usable", "schema": usable})
+    assert (await api.publish(room, "usable", 5))["message_id"]
+    for schema in ({"examples": [1e308] * 1000}, {"examples": [1e308] * 30_000}):
+        for method, place, body in (
+            ("POST", path, {"name": "large", "schema": schema}),
+            ("POST", f"{path}/usable/versions", {"schema": schema}),
+        ):
+            refused = await api.call(method, place, json=body)
+            assert refused.status_code == 422
+            (problem,) = refused.json()["errors"]
+            assert problem["field"] == "schema"
+            assert "its numbers written out" in problem["message"]
+    assert (await api.call("GET", f"{path}/usable")).json()["versions"] == [1]
+
+
+async def test_a_stored_schema_of_too_many_bytes_is_refused_undecoded(
+    api: Api, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    long = json.dumps({"examples": [1e308] * 2_000})
+    await api.sql("UPDATE event_type_versions SET schema = %s::jsonb RETURNING 1", long)
+    monkeypatch.setattr("rooms.publishing.routing.decode_json", None)
+    body = {"event_type": "made", "payload": 1}
+    refused = await api.call("POST", f"/rooms/{room}/messages", json=body)
+    assert refused.status_code == 422
+    (problem,) = refused.json()["errors"]
+    assert problem["field"] == "event_type"
+    assert "more than 262,144 bytes" in problem["message"]
