@@ -23,6 +23,7 @@ from rooms.domain.message_headers import (
     is_reserved,
 )
 from rooms.errors import FieldProblem, InvalidError, MalformedError
+from rooms.publishing.batch_count import bound_batch
 from rooms.validation_messages import (
     invalid_json_message,
     unknown_field_message,
@@ -217,12 +218,19 @@ def decode_message(body: bytes) -> MessageRequest:
 def decode_batch(body: bytes, limit: int) -> list[MessageRequest]:
     """Return the messages in a body, 1 to `limit`. Raises as `decode_message`, with indexes."""
     try:
+        bounded = _decode(body, lambda whole: bound_batch(whole, limit))
+    except msgspec.ValidationError as exc:
+        raise InvalidError(_as_field_problem(exc, "body")) from exc
+    if bounded is None:
+        raise InvalidError(_size_problem("more", limit))
+    body = bounded
+    try:
         messages = _decode(body, _batch_decoder.decode).messages
     except msgspec.ValidationError as exc:
         found = _decode(body, lambda raw: _batch_problems(_complete_json(raw), limit))
         raise InvalidError(*(found[:MAX_PROBLEMS] or [_as_field_problem(exc, "body")])) from exc
-    if problem := _size_problem(len(messages), limit):
-        raise InvalidError(problem)
+    if not 1 <= len(messages) <= limit:
+        raise InvalidError(_size_problem(len(messages), limit))
     problems = [
         problem
         for index, message in enumerate(messages)
@@ -259,9 +267,7 @@ def _complete_json(body: bytes) -> bytes:
     return bytes(_raw_decoder.decode(body))
 
 
-def _size_problem(count: int, limit: int) -> FieldProblem | None:
-    if 1 <= count <= limit:
-        return None
+def _size_problem(count: int | str, limit: int) -> FieldProblem:
     return FieldProblem("messages", f"a batch takes 1 to {limit} messages; this one has {count}")
 
 
@@ -270,8 +276,8 @@ def _batch_problems(body: bytes, limit: int) -> list[FieldProblem]:
         raws = _raw_batch_decoder.decode(body).messages
     except msgspec.ValidationError as exc:
         return [_as_field_problem(exc, "body")]
-    if problem := _size_problem(len(raws), limit):
-        return [problem]
+    if not 1 <= len(raws) <= limit:
+        return [_size_problem(len(raws), limit)]
     problems: list[FieldProblem] = []
     for index, raw in enumerate(raws):
         problems.extend(islice(_field_problems(bytes(raw), f"messages[{index}]"), MAX_PROBLEMS))
