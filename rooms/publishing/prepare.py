@@ -466,7 +466,7 @@ class _InlineChecks:
         """Return a function that evaluates filters for a message, or defers them."""
 
         def evaluate(message_filter: MessageFilter, subject: FilterInput) -> FilterResult:
-            cost_ns = message_filter.cost_ns(len(subject.payload))
+            cost_ns = message_filter.cost_ns(len(subject.payload)) + subject.decode_ns()
             if self._spend(cost_ns, CHEAP_NS):
                 return message_filter.evaluate(subject)
             self.deferred = self.deferred or DeferredChecks()

@@ -116,6 +116,20 @@ def prepare(
     wanted: str | None = COUNTRY,
 ) -> InsertRows:
     """Prepare a batch of messages that match the filter of all subscriptions of its room."""
+    return prepare_in_slices(
+        subscriptions, messages, schema=schema, payload=payload, wanted=wanted
+    )[0]
+
+
+def prepare_in_slices(
+    subscriptions: int,
+    messages: int,
+    *,
+    schema: str | None = None,
+    payload: bytes | None = None,
+    wanted: str | None = COUNTRY,
+) -> tuple[InsertRows, int]:
+    """Return the rows of such a batch, and after how many slices they were complete."""
     organisation = OrganisationId(str(uuid.UUID(int=9)))
     table = RoutingTable(
         RoutingRecord(
@@ -149,12 +163,14 @@ def prepare(
         answered={},
         refused={},
     )
+    count = 1
     while True:
         try:
             next(slices)
         except StopIteration as done:
             rows: InsertRows = done.value
-            return rows
+            return rows, count
+        count += 1
 
 
 def test_a_batch_for_many_ordinary_filters_needs_no_sandbox() -> None:
@@ -271,9 +287,43 @@ def test_one_message_may_have_any_number_of_recipients(monkeypatch: pytest.Monke
         prepare(30, 2, wanted=None)
 
 
+def a_list(item: bytes, size: int) -> bytes:
+    return b"[" + b",".join([item] * (size // (len(item) + 1))) + b"]"
+
+
+@pytest.mark.parametrize("item", [b"1", b"null", b'"abc"', b'{"a": "some text"}'])
+def test_a_payload_that_is_decoded_for_a_filter_ends_a_slice(item: bytes) -> None:
+    """Another request waits for one such payload, not for all: each takes milliseconds."""
+    rows, slices = prepare_in_slices(1, 30, payload=a_list(item, 60_000), wanted="payload.b == 1")
+    assert rows.row_count == 60
+    assert slices >= 30
+
+
+def test_payloads_that_take_long_to_decode_are_filtered_in_the_sandbox() -> None:
+    with pytest.raises(ChecksPendingError) as caught:
+        prepare(2, 30, payload=a_list(b"{}", 262_000))
+    pending = Counter(index for _, index, _ in caught.value.checks.pending)
+    assert len(pending) >= 10
+
+
+def test_ordinary_large_payloads_are_filtered_at_once() -> None:
+    order = json.dumps({"id": 3817, "name": "an item", "amount": 12.25, "tags": ["a", "b"]})
+    payload = b'{"country": "NL", "amount": 11, "items": ' + a_list(order.encode(), 200_000) + b"}"
+    assert prepare(3, 30, payload=payload).row_count == 30 * 4
+
+
+def test_only_the_first_filter_of_a_message_decodes_it() -> None:
+    for payload in (b"[1]", a_list(b"1", 1_000), a_list(b"1e308", 20_000)):
+        message = subject(payload)
+        assert message.decode_ns() > len(payload) * 10
+        load_filter("payload.size() > 0").evaluate(message)
+        assert message.decode_ns() == 0
+
+
 def test_each_message_of_a_batch_has_a_budget_for_cheap_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(FilterInput, "decode_ns", lambda _: 0)
     monkeypatch.setattr("rooms.publishing.prepare.BASE_BUDGET_NS", 4_000)
     monkeypatch.setattr("rooms.publishing.prepare.BUDGET_NS_PER_BYTE", 0)
     with pytest.raises(ChecksPendingError) as caught:
@@ -286,6 +336,7 @@ def test_each_message_of_a_batch_has_a_budget_for_cheap_checks(
 
 
 def test_cheap_checks_of_a_batch_take_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FilterInput, "decode_ns", lambda _: 0)
     monkeypatch.setattr("rooms.publishing.prepare.BASE_BUDGET_NS", 4_000)
     monkeypatch.setattr("rooms.publishing.prepare.BUDGET_NS_PER_BYTE", 0)
     monkeypatch.setattr("rooms.publishing.prepare.CHEAP_BUDGET_NS", 10_000)
