@@ -145,8 +145,17 @@ class CancelUngrantedJob:
         """Walk on; return whether the walk came to its end."""
         while should_continue():
             page = await self._queries.cancel(
-                room, subscription, walk.after, kept=walk.by.kept, limit=self._batch
+                room,
+                subscription,
+                walk.after,
+                job=job.id,
+                version=walk.by.version,
+                kept=walk.by.kept,
+                limit=self._batch,
             )
+            if page is None:
+                walk.is_clean = False
+                return True
             if page.last is None:
                 return True
             walk.after, walk.seen = page.last, walk.seen + page.scanned

@@ -40,6 +40,8 @@ FULL_SCAN_INTERVAL_S: Final = 1.0
 VISIBILITY_LAG_US: Final = 100_000
 """The delay after which a message that is published now may become visible."""
 MAX_CURSORS: Final = 1000
+PAUSE_BYTES: Final = 256 * 1024
+"""Payloads that are matched before others go on: each may be decoded for a selector."""
 _FULL_SCAN_SHARE: Final = 20
 _DRAIN_OUTAGE: Final = "tries to drain outdated copies from the broker failed"
 DRAIN_DELAY_S: Final = 5.0
@@ -121,7 +123,7 @@ class SelectiveLeaser:
             error := access_error(window.access, key)
         ) is not None or window.access is not SubscriptionAccess.OPEN:
             return LeaseOutcome(error=error)
-        chosen, considered = _select_matches(selector, window, request.max_messages)
+        chosen, considered = await _select_matches(selector, window, request.max_messages)
         whole = window.is_last and considered == len(window.messages)
         cursor.advance(
             window.messages[:considered],
@@ -148,13 +150,18 @@ class SelectiveLeaser:
         return cursor
 
 
-def _select_matches(
+async def _select_matches(
     selector: Selector, window: ScanWindow, max_messages: int
 ) -> tuple[list[ScannedMessage], int]:
     """Return the matching messages, and how many were considered for them."""
     chosen: list[ScannedMessage] = []
     size = 0
+    passed = 0
     for considered, found in enumerate(window.messages):
+        if passed >= PAUSE_BYTES:
+            passed = 0
+            await asyncio.sleep(0)
+        passed += len(found.payload or b"")
         if found.event_type is None or found.payload is None:
             continue
         if not selector.matches(found.event_type, found.headers, found.payload):

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from delivery.pull.dispatch import ConsumerHandle, ConsumerState
 from delivery.pull.requests import Lease, StreamRequest
 from delivery.pull.responses import message_json, peeked_json
-from delivery.pull.selective import ScanCursor
+from delivery.pull.selective import PAUSE_BYTES, ScanCursor
 from delivery.pull.target import PullSelection, PullTarget, access_error
 from delivery.pull.wait_queue import Consumer
 from delivery.pull.waiters import Waiters
@@ -290,7 +290,15 @@ class Peek:
         self._cursor.advance(
             window.messages, exhausted=window.is_last, at_us=window.at_us, now_s=self._now_s()
         )
-        new = [found for found in window.messages if self._is_new(found)]
+        new: list[ScannedMessage] = []
+        passed = 0
+        for found in window.messages:
+            if passed >= PAUSE_BYTES:
+                passed = 0
+                await asyncio.sleep(0)
+            passed += len(found.payload or b"")
+            if self._is_new(found):
+                new.append(found)
         sequences = await read_sequences(
             self._writer,
             [(key.room, found.delivery) for found in new if found.ordering_key is not None],

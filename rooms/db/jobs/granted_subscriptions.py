@@ -197,6 +197,8 @@ class Cancellation:
     """The patterns that grants cover."""
     taken: tuple[Patterns, tuple[str, ...]]
     """Patterns that the subscription takes, and those that it took formerly."""
+    version: int = field(compare=False)
+    """That of the subscription."""
     seen_at: datetime = field(compare=False)
     """PostgreSQL's time after both were read."""
 
@@ -215,7 +217,7 @@ async def find_cancellation(
     if granted is None or not _must_cancel(found, granted):
         return None
     now = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
-    return Cancellation(kept=granted, taken=_taken(found), seen_at=now)
+    return Cancellation(kept=granted, taken=_taken(found), version=found.version, seen_at=now)
 
 
 def _taken(subscription: Subscription) -> tuple[Patterns, tuple[str, ...]]:

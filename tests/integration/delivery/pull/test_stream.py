@@ -19,6 +19,7 @@ from rooms.db.leases.scan import WINDOW_SIZE
 from rooms.db.writer import LogWriter
 from rooms.domain.work_location import POSTGRES_MODE, relayed_mode
 from rooms.errors import ConflictError, NotFoundError
+from rooms.publishing.number_bounds import decode_json
 from tests.support.fake_broker import MemoryBroker
 from tests.support.pull_service import (
     EVENT_TYPE,
@@ -247,6 +248,39 @@ async def test_a_selector_by_type_header_and_payload(counter: Counter) -> None:
     assert len(await counter.pull()) == 4
 
 
+@pytest.mark.parametrize("browses", [False, True])
+async def test_large_payloads_are_matched_with_pauses(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch, *, browses: bool
+) -> None:
+    """Each is decoded for the selector: others of the process go on after 256 KiB."""
+    await publish_all(counter, [{"n": number, "x": "x" * 200_000} for number in range(12)])
+    turns: list[int] = []
+    turn = 0
+
+    def decode(text: bytes, *, many: bool) -> Any:
+        turns.append(turn)
+        return decode_json(text, many=many)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("delivery.pull.target.decode_json", decode)
+    counting = asyncio.create_task(count_turns())
+    try:
+        if browses:
+            shown = await peek(counter, Selector(payload=((("n",), "11"),)))
+            assert len(shown) == 1
+        else:
+            assert len(await counter.pull(selector={"payload": {"n": "11"}})) == 1
+    finally:
+        counting.cancel()
+    assert len(turns) >= 12
+    assert max(map(turns.count, turns)) <= 2
+
+
 async def test_matching_messages_are_found_behind_many_others(counter: Counter) -> None:
     """Browse more than one window of one moment; nothing is leased or kept from other consumers."""
     await publish_all(counter, [{"n": 0}] * WINDOW_SIZE)
@@ -342,19 +376,25 @@ async def test_a_browser_sees_whose_and_which_messages_wait(counter: Counter) ->
     } == {payload: common | own for payload, own in expected.items()}
 
 
-async def test_a_browser_with_a_selector_shows_matches(counter: Counter) -> None:
-    await counter.publish({"n": 1})
-    await counter.publish({"n": 2})
+async def peek(counter: Counter, selector: Selector) -> Sequence[bytes]:
+    """Return all messages of the queue that match, as a browser gets them."""
     mode = POSTGRES_MODE if counter.broker is None else relayed_mode(lookahead_ms=HORIZON_MS)
     async with LogWriter(counter.house.url, kind="puller", broker_mode=mode) as writer:
         selection = PullSelection(
             PullTarget(counter.room, counter.queue, counter.house.principal.organisation_id),
-            Selector(payload=((("n",), "2"),)),
+            selector,
         )
         now_s = asyncio.get_running_loop().time
         messages, more = await Peek(writer, selection, now_s, asyncio.Lock()).read_new()
-    assert [json.loads(message)["payload"] for message in messages] == [{"n": 2}]
     assert not more
+    return messages
+
+
+async def test_a_browser_with_a_selector_shows_matches(counter: Counter) -> None:
+    await counter.publish({"n": 1})
+    await counter.publish({"n": 2})
+    messages = await peek(counter, Selector(payload=((("n",), "2"),)))
+    assert [json.loads(message)["payload"] for message in messages] == [{"n": 2}]
 
 
 async def test_queues_of_one_stream_take_turns(counter: Counter) -> None:

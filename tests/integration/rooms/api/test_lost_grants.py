@@ -11,10 +11,11 @@ from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.ungranted import CancelUngrantedJob
 from rooms.db.connection import open_connection
-from rooms.db.jobs.delete import CancelPage
+from rooms.db.jobs.delete import START, CancelPage
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.jobs.ungranted import UngrantedQueries
 from rooms.db.writer import PUBLISHER, session_name
+from rooms.domain.ids import JobId, RoomId, SubscriptionId
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     PAID,
@@ -80,7 +81,7 @@ def during_walks(hook: Hook) -> Iterator[None]:
     """Call `hook` before each step of a walk, and after it with its result; steps count from 1."""
     cancel, steps = UngrantedQueries.cancel, 0
 
-    async def step(self: UngrantedQueries, *given: Any, **fields: Any) -> CancelPage:
+    async def step(self: UngrantedQueries, *given: Any, **fields: Any) -> CancelPage | None:
         nonlocal steps
         steps += 1
         number = steps
@@ -299,10 +300,14 @@ async def test_grants_that_are_narrowed_during_the_cancellation_are_applied(
     await narrowed.take(PAID)
     cancel, walks = UngrantedQueries.cancel, []
 
-    async def cancel_and_revoke(self: UngrantedQueries, *given: Any, **fields: Any) -> CancelPage:
+    async def cancel_and_revoke(
+        self: UngrantedQueries, *given: Any, **fields: Any
+    ) -> CancelPage | None:
         walks.append(fields["kept"])
         page = await cancel(self, *given, **fields)
-        if page.last is None and len(walks) == 4:  # the walk that found nothing
+        if (
+            page is not None and page.last is None and len(walks) == 4
+        ):  # the walk that found nothing
             await revoke(api, owner, room, wider)
         return page
 
@@ -376,6 +381,66 @@ async def test_a_grant_that_comes_during_the_cancellation_keeps_what_it_covers(
         await cancel_ungranted(api)
     assert await narrowed.status() == ACTIVE
     assert await narrowed.pulled() == sorted(made)
+
+
+async def test_what_is_taken_again_during_the_cancellation_is_held_though_its_grant_is_lost(
+    narrowed: Narrowed,
+) -> None:
+    """The walk has the event types of its beginning; a suspended subscription holds what it takes."""
+    api, owner, room, to = narrowed.api, narrowed.owner, narrowed.room, narrowed.subscriber.id
+    for _ in range(2):
+        await narrowed.publish(PAID)
+    await narrowed.take(PAID)
+    held: list[str] = []
+
+    async def widen_and_lose(step: int, page: CancelPage | None) -> None:
+        if step == 1 and page is not None:
+            passing = await grant(api, owner, room, to, "subscribe", event_types=[SENT])
+            await narrowed.take(PAID, SENT)
+            await revoke(api, owner, room, passing)
+            held.append(await narrowed.publish(SENT))
+
+    with during_walks(widen_and_lose):
+        await cancel_ungranted(api, batch=1)
+    assert (await states(api, narrowed.subscription))[held[0]] == ("queued", None)
+    await grant(api, owner, room, to, "subscribe", event_types=[SENT])
+    await cancel_ungranted(api)
+    assert await narrowed.status() == ACTIVE
+    assert held[0] in await narrowed.pulled()
+
+
+async def test_a_step_that_comes_after_the_end_of_its_job_cancels_nothing(
+    narrowed: Narrowed,
+) -> None:
+    """A former leader sends it when it wakes up: by then the subscription may hold other types."""
+    api, owner, room, to = narrowed.api, narrowed.owner, narrowed.room, narrowed.subscriber.id
+    await narrowed.take(PAID)
+    late: list[tuple[Any, ...]] = []
+
+    async def keep(step: int, page: CancelPage | None) -> None:
+        if step == 1 and page is not None:
+            late.extend(await api.sql("SELECT id::text FROM jobs WHERE kind = 'cancel_ungranted'"))
+
+    with during_walks(keep):
+        await cancel_ungranted(api)
+    assert await narrowed.jobs() == ["done"]
+    passing = await grant(api, owner, room, to, "subscribe", event_types=[SENT])
+    await narrowed.take(PAID, SENT)
+    await revoke(api, owner, room, passing)
+    held = await narrowed.publish(SENT)
+    ((version,),) = await api.sql(
+        "SELECT version FROM subscriptions WHERE id = %s", narrowed.subscription
+    )
+    page = await UngrantedQueries(api.services.writer).cancel(
+        RoomId(room),
+        SubscriptionId(narrowed.subscription),
+        START,
+        job=JobId(late[0][0]),
+        version=version,
+        kept=[PAID],
+    )
+    assert page is None
+    assert (await states(api, narrowed.subscription))[held] == ("queued", None)
 
 
 async def test_an_owner_has_time_to_replace_a_grant_by_several(narrowed: Narrowed) -> None:
