@@ -7,6 +7,7 @@ this module assumes that the plugin is found by name and has `provide_openapi_sc
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -29,10 +30,12 @@ from rooms.api.errors import documented_responses
 
 CSV: Final = "text/csv"
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
+_CODE: Final = re.compile("`([^`]+)`")
 STYLE: Final = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; padding: 1rem;
-  color: #1c2230; background: #fff; }
-nav a { margin-right: 1rem; } code, pre { font-family: ui-monospace, monospace; font-size: .875em; }
+  color: #1c2230; background: #fff; overflow-wrap: anywhere; }
+nav { display: flex; flex-wrap: wrap; gap: .25rem 1rem; }
+code, pre { font-family: ui-monospace, monospace; font-size: .875em; }
 pre { background: #f3f5f9; padding: .75rem; overflow: auto; }
 details { border: 1px solid #d5dbe6; border-radius: .4rem; margin: .5rem 0; }
 summary { cursor: pointer; padding: .5rem .75rem; } details > div { padding: 0 .75rem .75rem; }
@@ -106,7 +109,7 @@ def _page(document: dict[str, Any], source: str) -> Iterator[str]:
     yield "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
     yield "<meta name='viewport' content='width=device-width, initial-scale=1'>"
     yield f"<title>{escape(info['title'])} API</title><style>{STYLE}</style></head><body>"
-    yield f"<h1>{escape(info['title'])} API</h1><p>{escape(info.get('description', ''))}</p>"
+    yield f"<h1>{escape(info['title'])} API</h1><p>{_prose(info.get('description'))}</p>"
     yield f"<p><a href='{escape(source)}'>OpenAPI 3.1 document</a></p><nav>"
     tags = document.get("tags", [])
     for tag in tags:
@@ -115,7 +118,7 @@ def _page(document: dict[str, Any], source: str) -> Iterator[str]:
     schemas = document.get("components", {}).get("schemas", {})
     for tag in tags:
         yield f"<h2 id='{_anchor(tag['name'])}'>{escape(tag['name'])}</h2>"
-        yield f"<p>{escape(tag.get('description', ''))}</p>"
+        yield f"<p>{_prose(tag.get('description'))}</p>"
         for path, item in document["paths"].items():
             for method in _METHODS:
                 operation = item.get(method)
@@ -133,7 +136,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
     yield f"<details id='{escape(operation['operationId'])}'>"
     yield f"<summary><span class='method'>{method}</span>"
     yield f"<code>{escape(path)}</code> {escape(operation.get('summary', ''))}</summary><div>"
-    yield f"<p>{escape(operation.get('description', ''))}</p>"
+    yield f"<p>{_prose(operation.get('description'))}</p>"
     parameters = operation.get("parameters", [])
     if parameters:
         yield "<table><tr><th>parameter</th><th>in</th><th></th></tr>"
@@ -141,7 +144,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
             needed = " (needed)" if parameter.get("required") else ""
             yield f"<tr><td><code>{escape(parameter['name'])}</code>{needed}</td>"
             yield f"<td>{escape(parameter['in'])}</td>"
-            yield f"<td>{escape(parameter.get('description') or '')}</td></tr>"
+            yield f"<td>{_prose(parameter.get('description'))}</td></tr>"
         yield "</table>"
     for media, content in operation.get("requestBody", {}).get("content", {}).items():
         yield f"<h4>Body, {escape(media)}</h4>{_json(content.get('schema', {}))}"
@@ -151,9 +154,14 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
             _link(content.get("schema", {}).get("$ref", "")) or escape(media)
             for media, content in (answer.get("content") or {}).items()
         )
-        yield f"<tr><td>{escape(status)}</td><td>{escape(answer.get('description', ''))}</td>"
+        yield f"<tr><td>{escape(status)}</td><td>{_prose(answer.get('description'))}</td>"
         yield f"<td>{description}</td></tr>"
     yield "</table></div></details>"
+
+
+def _prose(text: str | None) -> str:
+    """Return a description as HTML; what is in backticks is code."""
+    return _CODE.sub(r"<code>\1</code>", escape(text or ""))
 
 
 def _json(value: Any) -> str:

@@ -53,6 +53,23 @@ def test_a_page_that_only_a_narrow_window_cuts_is_found(opened: Open) -> None:
     assert all(one.startswith(prefix) for one in problems if "dark" not in one), problems
 
 
+def test_the_page_of_the_api_fits_the_window_and_shows_code_as_code(opened: Open) -> None:
+    window = opened()
+    assert window.open("/schema") == HTTPStatus.OK
+    found = [window.overflow_px()]
+    with window.width(NARROW):
+        found.append(window.overflow_px())
+        window.page.evaluate(
+            "document.querySelectorAll('details').forEach(one => { one.open = true; })"
+        )
+        found.append(window.overflow_px())
+    found.append(window.overflow_px())
+    assert max(found) <= 0, found
+    prose = window.page.locator("p, td").all_text_contents()
+    assert [one for one in prose if "`" in one] == []
+    window.check()
+
+
 def test_every_page_can_be_read_without_scripts(opened: Open, world: World) -> None:
     window = opened(scripts=False)
     for path in world.pages():
