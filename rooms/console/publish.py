@@ -8,7 +8,7 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError
-from rooms.console.event_types import find_examples, page_json, parse_json
+from rooms.console.event_types import field_problem, find_examples, page_json, parse_json
 from rooms.console.fields import typed_time
 from rooms.console.form import Form
 from rooms.console.page import Page, PageDep
@@ -85,8 +85,13 @@ async def _check(page: Page, room: dict[str, Any], body: bytes) -> dict[str, Any
 
 
 def _body(page: Page, form: Form) -> bytes:
-    """Return the request; its payload keeps its bytes. ApiProblemError: the payload is no JSON."""
+    """Return the request; its payload keeps its bytes.
+
+    ApiProblemError: the payload is no JSON, or no event type is chosen.
+    """
     payload = parse_json(form, "payload")
+    if form.text("event_type") is None:
+        raise field_problem("event_type", page.text("Choose an event type."))
     lines = [line for line in form.raw("headers").split("\n") if line.strip()]
     pairs = (line.partition(":") for line in lines)
     given: dict[str, Any] = {
@@ -96,7 +101,6 @@ def _body(page: Page, form: Form) -> bytes:
         "deliver_at": typed_time(page, form.text("deliver_at")),
     }
     body = {name: value for name, value in given.items() if value is not None}
-    body.setdefault("event_type", "")
     return msgspec.json.encode(body | {"payload": payload})
 
 

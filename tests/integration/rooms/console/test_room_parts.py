@@ -114,6 +114,11 @@ async def test_a_message_is_checked_and_published_once(browser: Browser) -> None
     assert "is not JSON" in part.text
     part = await browser.post(f"{at}/check", fields)
     assert "reach one subscription" in part.text
+    part = await browser.post(f"{at}/check", fields | {"event_type": " "})
+    assert part.text.count("Choose an event type.") == part.text.count("event_type") == 1
+    assert "character" not in part.text
+    part = await browser.post(f"{at}/check", fields | {"priority": "10"})
+    assert part.text.count("priority") == 1
     checked = await browser.submit(page, at, check="on", headers="X-One: 1")
     assert "reach one subscription" in checked.text
     assert ("headers", "X-One: 1") in checked.form(at).fields
