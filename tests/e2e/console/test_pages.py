@@ -2,6 +2,8 @@
 
 from http import HTTPStatus
 
+import pytest
+
 from rooms.console.live import MAX_PAUSE_S
 from tests.e2e.console.conftest import Open
 from tests.e2e.console.world import World
@@ -67,6 +69,20 @@ def test_the_page_of_the_api_fits_the_window_and_shows_code_as_code(opened: Open
     assert max(found) <= 0, found
     prose = window.page.locator("p, td").all_text_contents()
     assert [one for one in prose if "`" in one] == []
+    window.check()
+
+
+def test_the_footer_of_a_short_page_is_at_the_lower_edge_of_the_window(opened: Open) -> None:
+    window = opened()
+    for path in ("/console/administration", "/console/analysis"):
+        window.open(path)
+        for width in (WIDE, NARROW):
+            with window.width(width):
+                edges = window.page.evaluate(
+                    "[document.querySelector('.foot').getBoundingClientRect().bottom + scrollY,"
+                    " Math.max(innerHeight, document.documentElement.scrollHeight)]"
+                )
+            assert edges[0] == pytest.approx(edges[1], abs=1), (path, width)
     window.check()
 
 
