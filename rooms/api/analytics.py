@@ -342,7 +342,8 @@ async def start_analysis(
     """Start the job that does what `rooms analyze` does, for the whole installation.
 
     The maintenance process runs it with the lowest priority, for an hour at most. It needs the
-    extra `spark`, and Java; without them the job fails and says so. 409: another run is under way.
+    extra `spark`, and Java for a log of a million rows or more, or one that is not on that machine.
+    Without them the job fails and says so. 409: another run is under way.
     """
     full = data is not None and data.full
     return await start_check(services, principal, change, JobKind.ANALYSE_LOG, {"full": full})

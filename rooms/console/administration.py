@@ -11,6 +11,7 @@ from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.page import HOME, Page, PageDep
+from rooms.console.queued_jobs import lack_maintenance
 from rooms.domain.job import CANCELLABLE, JobKind
 
 PATH: Final = f"{HOME}/administration"
@@ -180,20 +181,24 @@ async def start_preview(page: PageDep) -> Response[Any]:
 
 
 async def _doctor(page: Page, error: ApiProblemError | None = None) -> Response[str]:
+    found = await page.api.get("/doctor", limit=_CHECKS_SHOWN)
     return page.render(
         "doctor.html",
         refused=error,
-        found=await page.api.get("/doctor", limit=_CHECKS_SHOWN),
+        found=found,
+        unattended=await lack_maintenance(page, found["items"]),
     )
 
 
 async def _retention(
     page: Page, values: dict[str, str], error: ApiProblemError | None = None
 ) -> Response[str]:
+    found = await page.api.get("/retention-preview", limit=_CHECKS_SHOWN)
     return page.render(
         "retention.html",
         refused=error,
-        found=await page.api.get("/retention-preview", limit=_CHECKS_SHOWN),
+        found=found,
+        unattended=await lack_maintenance(page, found["items"]),
         values=values,
     )
 

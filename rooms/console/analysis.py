@@ -4,6 +4,7 @@ Subscriptions and rooms that the viewer may not read are shown by their ids.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from litestar import Response, get, post
@@ -12,6 +13,8 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.filters import to_utc
 from rooms.console.page import HOME, Page, PageDep
+from rooms.console.queued_jobs import lack_maintenance
+from rooms.domain.job import JobState
 from rooms.domain.retry_policy import advised_settings
 
 PATH: Final = f"{HOME}/analysis"
@@ -27,7 +30,7 @@ _ADVICE_FIELDS: Final = (
 )
 DONE: Final = {
     "advice-applied": "The advice is applied: the next failure is retried by it.",
-    "analysis-started": "The analysis has begun. Its progress appears here.",
+    "analysis-started": "The analysis is queued. Its progress appears here.",
 }
 _RUNS: Final = f"{PATH}/runs"
 _RUNS_SHOWN: Final = 5
@@ -123,10 +126,12 @@ async def apply_advice(page: PageDep, subscription_id: FromPath[str]) -> Respons
 
 
 async def _runs(page: Page, error: ApiProblemError | None = None) -> Response[str]:
+    found = await page.api.get("/analysis/runs", limit=_RUNS_SHOWN)
     return page.render(
         "analysis_runs.html",
         refused=error,
-        found=await page.api.get("/analysis/runs", limit=_RUNS_SHOWN),
+        found=found,
+        unattended=await lack_maintenance(page, found["items"]),
         kind="runs",
     )
 
@@ -149,9 +154,30 @@ async def _list(page: Page, kind: str, **filters: Any) -> Response[str]:
         subscriptions=await page.subscription_names(_subscriptions(found["items"])),
         rooms=await page.room_names(one.get("room_id") for one in found["items"]),
         kind=kind,
+        failed_run=await _failed_run(page, found["analysed_at"]),
         # The API lists the latest first; charts are read from the left.
         oldest_first=found["items"][::-1],
     )
+
+
+async def _failed_run(page: Page, analysed_at: str | None) -> dict[str, Any] | None:
+    """Return the last run if it failed, and nothing was analysed since; None for most viewers.
+
+    Only the platform may read runs.
+    """
+    if not page.me.may("platform"):
+        return None
+    (last, *_) = (await page.api.get("/analysis/runs", limit=1))["items"] or (None,)
+    if last is None or last["state"] != JobState.FAILED:
+        return None
+    if analysed_at is not None and _time(last["finished_at"]) < _time(analysed_at):
+        return None
+    failed: dict[str, Any] = last
+    return failed
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def _subscriptions(findings: Iterable[Mapping[str, Any]]) -> Iterator[str | None]:

@@ -3,11 +3,18 @@
 Checks are the doctor, the preview of retention, and runs of the analysis.
 """
 
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from delivery.leadership.postgres import PostgresElection
+from rooms.db.queries.analytics import replace_findings
+from rooms.ports import Membership
 from tests.integration.rooms.api.test_checks import FINDING, finish
 from tests.integration.rooms.console.browser import Browser
 from tests.integration.rooms.console.platform_key import HOSTILE, SHOWN, sign_in_platform
+from tests.support.installation import until
 
 PATH = "/console/administration"
 DOCTOR = "/console/administration/doctor"
@@ -135,7 +142,7 @@ async def test_retention_is_previewed(browser: Browser) -> None:
 async def test_an_analysis_is_started_and_its_progress_is_shown(browser: Browser) -> None:
     await sign_in_platform(browser)
     begun = await browser.submit(await browser.get("/console/analysis"), RUNS)
-    assert "The analysis has begun" in begun.text
+    assert "The analysis is queued" in begun.text
     assert "It waits for the maintenance process" in begun.text
     again = await browser.submit(begun, RUNS, where={"full": "1"})
     assert again.status == 409
@@ -160,7 +167,65 @@ async def test_what_is_missing_for_an_analysis_is_shown(browser: Browser) -> Non
     await browser.api.sql("UPDATE jobs SET state = 'failed', error = 'Spark needs Java 17'")
     page = await browser.get(RUNS)
     assert "Spark needs Java 17" in page.text
+    assert "Java for larger logs" in page.text
     assert "pip install '.[spark]'" in page.text
+    assert "make setup" in page.text
+
+
+async def test_a_failed_analysis_is_shown_at_its_lists_until_another_succeeds(
+    browser: Browser,
+) -> None:
+    at = "/console/analysis"
+    await sign_in_platform(browser)
+    await browser.submit(await browser.get(at), RUNS)
+    assert "The last run" not in (await browser.get(at)).text
+    now = datetime.now(UTC)
+    await browser.api.sql(
+        "UPDATE jobs SET state = 'failed', error = %s, finished_at = %s", HOSTILE, now
+    )
+    for path in (at, f"{at}/ages"):
+        page = await browser.get(path)
+        assert "The last run of the analysis failed" in page.text
+        assert SHOWN in page.html
+        assert "<script>alert" not in page.html
+    await browser.sign_in("viewer")
+    assert "The last run" not in (await browser.get(at)).text
+    await sign_in_platform(browser)
+    for hours, shown in ((-1, True), (1, False)):
+        analysed = now + timedelta(hours=hours)
+        assert replace_findings(browser.api.url, run=2 + hours, analysed_at=analysed, findings=[])
+        assert ("The last run" in (await browser.get(at)).text) == shown
+
+
+@pytest.mark.parametrize(
+    ("path", "target"), [("/console/analysis", RUNS), (DOCTOR, DOCTOR), (RETENTION, RETENTION)]
+)
+async def test_a_queued_job_waits_for_maintenance_only_while_there_is_none(
+    browser: Browser, path: str, target: str
+) -> None:
+    await sign_in_platform(browser)
+    page = await browser.get(path)
+    kind = {"repair": "1"} if target == DOCTOR else {}
+    fields = {"days": "7"} if target == RETENTION else {}
+    page = await browser.post(target, dict(page.form(target, **kind).fields) | fields)
+    assert "rooms upkeep" in page.text
+    async with (
+        PostgresElection(
+            browser.api.url, member="one", clock=browser.api.services.clock
+        ) as election,
+        election.join(["upkeep/jobs"]) as membership,
+    ):
+        await until(holds_work(membership), "the work to be held")
+        page = await browser.get(target)
+    assert "rooms upkeep" not in page.text
+    assert "It begins within seconds" in page.text
+
+
+def holds_work(membership: Membership) -> Callable[[], Awaitable[bool]]:
+    async def holds() -> bool:
+        return bool(membership.epoch("upkeep/jobs"))
+
+    return holds
 
 
 async def test_an_owner_checks_nothing(browser: Browser) -> None:
