@@ -180,7 +180,9 @@ _INSERT: Final = _INSERT_TEMPLATE.format(
         position="CASE WHEN (SELECT yes FROM free) THEN jsonb_build_object('after', %(last)s::text) ELSE j.position END",
         done="CASE WHEN (SELECT yes FROM free) THEN %(seen)s::int8 ELSE 0 END",
         counts="""
-            SELECT what, count(*) AS n FROM m GROUP BY what
+            SELECT what, count(*) FILTER (WHERE NOT none) AS n FROM (
+                SELECT what, false AS none FROM m UNION ALL SELECT 'replayed', true
+            ) y GROUP BY what
             UNION ALL SELECT 'not_wanted', %(passed)s::int8 WHERE (SELECT yes FROM free) AND %(passed)s::int8 > 0
         """,
     ),

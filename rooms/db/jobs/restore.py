@@ -150,10 +150,13 @@ def _restore_statement(of: str = "") -> str:
         progress=progress_cte(
             position="coalesce((SELECT jsonb_build_object('after', last::text) FROM passed WHERE last IS NOT NULL), j.position)",
             done="(SELECT n FROM passed)",
+            # Also a step that restored nothing says so: `done` counts what was examined.
             counts="""
-                SELECT what, count(*) AS n FROM (
-                    SELECT what FROM x UNION ALL SELECT CASE WHEN what IN ('restored', 'renewed') THEN 'busy' ELSE what END
+                SELECT what, count(*) FILTER (WHERE NOT none) AS n FROM (
+                    SELECT what, false AS none FROM x
+                    UNION ALL SELECT CASE WHEN what IN ('restored', 'renewed') THEN 'busy' ELSE what END, false
                     FROM c WHERE id < (SELECT id FROM stop) AND id NOT IN (SELECT id FROM x)
+                    UNION ALL SELECT 'restored', true
                 ) y GROUP BY what
             """,
         ),
@@ -290,7 +293,7 @@ _PROGRESS: Final = progress_cte(
         FROM bounds b WHERE b.last IS NOT NULL
     ), j.position)""",
     done="CASE WHEN j.position ? 'until' THEN 0 ELSE (SELECT count(*) FROM page) END",
-    counts="SELECT 'cancelled' AS what, count(*) AS n FROM d HAVING count(*) > 0",
+    counts="SELECT 'cancelled' AS what, count(*) AS n FROM d",
 )
 
 

@@ -199,13 +199,17 @@ async def test_what_ended_is_restored_if_asked_for_with_a_fresh_lifetime(
     rung = Rung()
     jobs = jobs_of(writer, rung=rung)
     await jobs.run(always)
-    assert await result(installation, none) == {}
+    assert await result(installation, none) == {"restored": 0}
     some = await restore(installation, [State.EXPIRED])
     await jobs.run(always)
-    assert await result(installation, some) == {"renewed": 2}
+    assert await result(installation, some) == {"renewed": 2, "restored": 0}
     rest = await restore(installation, ENDED)
     await jobs.run(always)
-    assert await result(installation, rest) == {"renewed": 4, "subscription_gone": 1}
+    assert await result(installation, rest) == {
+        "renewed": 4,
+        "subscription_gone": 1,
+        "restored": 0,
+    }
     for copy in copies:
         row, work = await installation.delivery(copy), await installation.work("outbox", copy)
         assert work is not None
@@ -264,11 +268,11 @@ async def test_what_is_over_but_not_yet_expired_counts_as_expired(
     copy = await queued(installation, await installation.subscribe(), lifetime_s=-1.0)
     without = await restore(installation)
     await jobs_of(writer).run(always)
-    assert await result(installation, without) == {"expiring": 1}
+    assert await result(installation, without) == {"expiring": 1, "restored": 0}
     assert (await installation.delivery(copy))["generation"] == 0
     within = await restore(installation, UNFINISHED | {State.EXPIRED})
     await jobs_of(writer).run(always)
-    assert await result(installation, within) == {"renewed": 1}
+    assert await result(installation, within) == {"renewed": 1, "restored": 0}
     assert (await installation.delivery(copy))["expires_at"] is None
 
 
@@ -374,7 +378,7 @@ async def test_a_room_that_is_being_deleted_is_left(
     identity = await restore(installation)
     await installation.rows("UPDATE rooms SET deleting = true")
     await jobs_of(writer).run(always)
-    assert await result(installation, identity) == {}
+    assert await result(installation, identity) == {"restored": 0}
     assert (await installation.delivery(copy))["generation"] == 0
 
 
@@ -390,7 +394,7 @@ async def test_an_attempt_that_began_first_is_left_alone(
         (claimed,) = await _claimed(worker)
         identity = await restore(installation)
         await jobs_of(writer).run(always)
-        assert await result(installation, identity) == {"in_flight": 1}
+        assert await result(installation, identity) == {"in_flight": 1, "restored": 0}
         assert (await installation.delivery(copy))["generation"] == 0
         failed = DeliveryOutcome(task=claimed, state=State.QUEUED, result=answered(500), delay_ms=0)
         assert await OutcomeQueries(worker).decide([failed], worker=worker.id) == 1
@@ -489,7 +493,7 @@ async def test_a_publish_committed_after_the_walk_is_sent(
         await other.queue(copy)
         identity = await restore(installation)
         await jobs_of(writer).run(always)
-        assert await result(installation, identity) == {}
+        assert await result(installation, identity) == {"restored": 0}
     assert await misplaced(writer) == []
     async with LogWriter(installation.url, kind="worker") as worker:
         assert [claimed.delivery_id for claimed in await _claimed(worker)] == [copy.delivery_id]
@@ -535,7 +539,7 @@ async def test_a_withdrawal_under_way_is_waited_for(
 
             await until(has_begun, "the walk to begin")
         await doing
-    assert await result(installation, identity) == {}
+    assert await result(installation, identity) == {"restored": 0}
     assert await installation.state(copy) == State.CANCELLED
     assert await misplaced(writer) == []
 
@@ -608,6 +612,20 @@ async def test_a_clear_and_a_restore_at_the_same_time_leave_no_mismatch(
 
 
 # Clearing
+
+
+@pytest.mark.parametrize("kind", ["restore", "clear_room"])
+async def test_a_job_that_changed_nothing_says_so(
+    installation: Installation, writer: LogWriter, kind: str
+) -> None:
+    """`done` counts what was examined, so that it does not say what was changed."""
+    delivered = (await in_every_state(installation, None))[State.DELIVERED]
+    await installation.rows("DELETE FROM deliveries WHERE id <> %s", delivered.delivery_id)
+    identity = await (restore if kind == "restore" else clear)(installation)
+    await jobs_of(writer).run(always)
+    row = await job(installation, identity)
+    changed = "restored" if kind == "restore" else "cancelled"
+    assert (row["state"], row["done"], row["result"]) == ("done", 1, {changed: 0})
 
 
 async def test_a_clear_cancels_all_that_is_unfinished(
