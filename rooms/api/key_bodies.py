@@ -93,7 +93,10 @@ class UpdateKey(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class KeyResponse(Struct, kw_only=True):
-    """Describe a key without its secret text, which is not stored."""
+    """Describe a key without its secret text, which is not stored.
+
+    `last_used_at`: to the hour, and not before `created_at`.
+    """
 
     id: str
     name: str

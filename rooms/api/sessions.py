@@ -75,7 +75,10 @@ class SignInLinkResponse(Struct, kw_only=True):
 
 
 class SessionResponse(Struct, kw_only=True):
-    """Describe a session: it ends at `expires_at` if it is not used, at `ends_at` in any case."""
+    """Describe a session: it ends at `expires_at` if it is not used, at `ends_at` in any case.
+
+    `last_used_at`: to the hour, and not before `created_at`.
+    """
 
     id: str
     name: str

@@ -48,7 +48,7 @@ _COLUMNS = {
     "scopes": "scopes",
     "application": "application",
     "expires": "expires_at",
-    "last used": "last_used_at",
+    "last used (hour)": "last_used_at",
     "created": "created_at",
     "revoked": "revoked_at",
     "id": "id",

@@ -38,7 +38,7 @@ _COLUMNS: Final = {
     "name": "name",
     "scopes": "scopes",
     "signed in": "created_at",
-    "last used": "last_used_at",
+    "last used (hour)": "last_used_at",
     "ends if idle": "expires_at",
     "ends": "ends_at",
     "portal": "portal",
@@ -173,7 +173,7 @@ _PEOPLE_COLUMNS: Final = {
     "by": "by",
     "roles": "roles",
     "signed in": "signed_in_at",
-    "last used": "last_used_at",
+    "last used (hour)": "last_used_at",
     "sessions": "sessions",
 }
 

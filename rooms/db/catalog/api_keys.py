@@ -254,6 +254,12 @@ async def end_sessions_of(connection: AsyncConnection, key: KeyId) -> None:
     )
 
 
+def last_use(row: RowMapping) -> datetime | None:
+    """Return when a key was last used: it is stored to the hour, in which the key may be made."""
+    used: datetime | None = row["last_used_at"]
+    return None if used is None else max(used, row["created_at"])
+
+
 def key_from_row(row: RowMapping) -> ApiKey:
     """Build a key from a row of the table."""
 
@@ -273,7 +279,7 @@ def key_from_row(row: RowMapping) -> ApiKey:
         subscriptions=listed("subscriptions"),
         networks=listed("networks"),
         expires_at=row["expires_at"],
-        last_used_at=row["last_used_at"],
+        last_used_at=last_use(row),
         previous_until=row["previous_until"],
         created_at=row["created_at"],
         revoked_at=row["revoked_at"],

@@ -32,7 +32,8 @@ WITH RECURSIVE p AS (
 ), page AS MATERIALIZED (SELECT * FROM p LIMIT :limit)
 SELECT page.actor_name AS name, page.at, page.after, coalesce(s.sessions, 0) AS sessions, s.last_used_at
 FROM page LEFT JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE k.revoked_at IS NULL AND k.expires_at > now()) AS sessions, max(k.last_used_at) AS last_used_at
+    SELECT count(*) FILTER (WHERE k.revoked_at IS NULL AND k.expires_at > now()) AS sessions,
+        max(greatest(k.last_used_at, k.created_at)) FILTER (WHERE k.last_used_at IS NOT NULL) AS last_used_at
     FROM (
         SELECT k.* FROM api_keys k WHERE k.organisation_id = CAST(:organisation AS uuid) AND k.kind = 'session'
             AND k.name = page.actor_name LIMIT :most

@@ -17,7 +17,7 @@ from sqlalchemy import RowMapping, and_, delete, false, insert, not_, or_, selec
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
-from rooms.db.catalog.api_keys import KeyKind, hash_key
+from rooms.db.catalog.api_keys import KeyKind, hash_key, last_use
 from rooms.db.tables.organisations import api_keys, organisations, sign_in_links
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
@@ -422,7 +422,7 @@ def _session(row: RowMapping) -> Session:
         scopes=_known_scopes(row["scopes"]),
         application=row["application"],
         created_at=row["created_at"],
-        last_used_at=row["last_used_at"],
+        last_used_at=last_use(row),
         expires_at=row["expires_at"],
         ends_at=row["ends_at"],
         is_portal=row["portal"],

@@ -488,3 +488,17 @@ async def test_the_link_that_a_start_prints_has_the_roles_of_its_key(api: Api) -
         begun = await follow(api, {"path": path})
         assert begun is not None
         assert sorted(begun[0].scopes) == scopes
+
+
+async def test_nothing_was_used_before_it_was_made(api: Api) -> None:
+    """A use is stored to the hour, in which the key or session may have begun."""
+    await make_session(api)
+    created = (await api.made("/keys", {"name": "fresh", "scopes": ["view"]}, "admin"))["id"]
+    await api.sql("UPDATE api_keys SET last_used_at = created_at - interval '50 minutes'")
+    key = (await api.call("GET", f"/keys/{created}", "admin")).json()
+    (session, *_) = (await api.call("GET", "/sessions", "admin")).json()["items"]
+    for one in (key, session):
+        assert one["last_used_at"] == one["created_at"]
+    later = "2099-01-01T10:00:00Z"
+    await api.sql("UPDATE api_keys SET last_used_at = %s", later)
+    assert (await api.call("GET", f"/keys/{created}", "admin")).json()["last_used_at"] == later
