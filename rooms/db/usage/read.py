@@ -15,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import OrganisationId, RoomId, first_id
+from rooms.domain.state_machine import ENDED_STATUSES
 from rooms.domain.usage import COUNTERS, UsageDimension, UsagePeriod, UsageRow
 
 _ABSENT: Final[Mapping[UsageDimension, str]] = {
@@ -58,7 +59,7 @@ class UsageQuery:
     """Say which rows are wanted.
 
     `organisation`: whose; None: all. `viewer`: the organisation that asks, which reads the names of
-    its own rooms; None: the platform, which reads all. Hours begin in [since, until).
+    the rooms that it may read; None: the platform, which reads all. Hours begin in [since, until).
     `application`: only rows of this one; None: all. `own_alone`: without what other organisations do
     in rooms of `organisation`.
     """
@@ -179,6 +180,17 @@ def _filter_values(query: UsageQuery) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+# As `rooms.db.catalog.access` decides it.
+_ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED_STATUSES))
+_MAY_READ_ROOM: Final = f"""
+    CAST(:viewer AS uuid) IS NULL OR r.organisation_id = CAST(:viewer AS uuid) OR r.visibility = 'listed' OR EXISTS (
+        SELECT FROM grants a WHERE a.room_id = r.id AND a.revoked_at IS NULL AND a.starts_at <= now() AND (a.until IS NULL OR a.until > now())
+            AND (a.organisation_id = CAST(:viewer AS uuid) OR a.organisation_id IS NULL)
+    ) OR EXISTS (
+        SELECT FROM subscriptions s WHERE s.room_id = r.id AND s.organisation_id = CAST(:viewer AS uuid) AND s.status NOT IN ({_ENDED})
+    )"""  # noqa: S608 - constants of this package
+
+
 def _sum_statement(query: UsageQuery, *, following: bool) -> Any:
     groups = ", ".join(
         f"{_COLUMNS[one] if one in query.by else _ABSENT[one]} AS {name}"
@@ -199,7 +211,7 @@ def _sum_statement(query: UsageQuery, *, following: bool) -> Any:
     )
     return text(f"""
         SELECT g.start, g.of_organisation::text AS organisation_id, o.name AS organisation_name, g.of_room AS room_id,
-            CASE WHEN CAST(:viewer AS uuid) IS NULL OR r.organisation_id = CAST(:viewer AS uuid) THEN r.name END AS room_name,
+            CASE WHEN {_MAY_READ_ROOM} THEN r.name END AS room_name,
             g.of_type AS event_type, g.of_application AS application, {_NAMES}
         FROM (
             SELECT start, of_organisation, of_room, of_type, of_application, {_SUMS} FROM (

@@ -106,9 +106,40 @@ async def test_groups(api: Api, world: dict[str, Any]) -> None:
     assert {row["room_name"] for row in found} != {None}
     (row,) = await usage(api, publisher.key, by="organisation,room,event_type")
     assert (row["organisation_name"], row["room_id"]) == (publisher.name, room)
-    assert row["room_name"] is None, "the room is another organisation's"
+    name = (await api.call("GET", f"/rooms/{room}", publisher.key)).json()["name"]
+    assert row["room_name"] == name
     wrong = await api.call("GET", "/usage?by=organisation,host", owner.key)
     assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "by")
+
+
+async def test_a_room_of_others_has_a_name_for_those_who_may_read_it(
+    api: Api, world: dict[str, Any]
+) -> None:
+    """The rule is that of reading a room."""
+
+    async def names() -> list[Any]:
+        found = []
+        for who in (world["publisher"], world["one"]):
+            (row,) = await usage(api, who.key, by="room")
+            answer = await api.call("GET", f"/rooms/{world['room']}", who.key)
+            assert row["room_name"] == answer.json().get("name"), answer.status_code
+            found.append(row["room_name"])
+        return found
+
+    (name, _) = await names()
+    assert await names() == [name, name]
+    await api.sql("UPDATE grants SET revoked_at = now()")
+    assert await names() == [None, name], "one has a subscription"
+    await api.sql("UPDATE subscriptions SET status = 'terminated'")
+    assert await names() == [None, None]
+    await api.sql(
+        "UPDATE grants SET revoked_at = NULL, organisation_id = NULL, until = now() + '1 hour'"
+    )
+    assert await names() == [name, name]
+    await api.sql("UPDATE grants SET starts_at = now() + '10 minutes'")
+    assert await names() == [None, None]
+    await api.sql("UPDATE rooms SET visibility = 'listed' WHERE id = %s", world["room"])
+    assert await names() == [name, name]
 
 
 async def test_a_cursor_of_an_older_version_is_refused(api: Api) -> None:
