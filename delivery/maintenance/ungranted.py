@@ -110,7 +110,7 @@ class CancelUngrantedJob:
         walk = progress.walk
         if walk is None:
             if progress.since is not None and not self._is_over(progress.since, job.seen_at):
-                return False
+                return await self._wait(job, progress.since, job.seen_at)
             async with transaction(self._engine) as connection:
                 found = await find_cancellation(connection, room, subscription)
             if found is None:
@@ -119,7 +119,7 @@ class CancelUngrantedJob:
                 # A publish by the event types of before may be under way.
                 progress.since = found
             if not self._is_over(progress.since, found.seen_at):
-                return False
+                return await self._wait(job, progress.since, found.seen_at)
             if await self._job_queue.has_older_publish(progress.since.seen_at):
                 return False
             walk = progress.walk = _Walk(by=found)
@@ -133,6 +133,12 @@ class CancelUngrantedJob:
     def _is_over(self, since: Cancellation, now: datetime) -> bool:
         """Return whether most publishes that began before are over."""
         return (now - since.seen_at).total_seconds() >= self._settle_s
+
+    async def _wait(self, job: OpenJob, since: Cancellation, now: datetime) -> bool:
+        """Leave the job until most publishes are over: one grant may have begun ten thousand."""
+        left_s = self._settle_s - (now - since.seen_at).total_seconds()
+        await self._job_queue.snooze_job(job, left_s)
+        return False
 
     async def _cancel(
         self,
