@@ -90,7 +90,7 @@ $(BIN)/python:
 	  echo "Python's venv module is not complete. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing the dependencies of Rooms into $(VENV), once."
+	@echo "Installing the dependencies of Rooms into $(VENV), once; about half a minute."
 	@$(PIP) --editable .
 	@$(COMPILE) rooms delivery migrations
 	@touch $@

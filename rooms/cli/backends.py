@@ -219,6 +219,7 @@ def environment_installation(session: CliSession) -> Installation:
     run-full` started here.
     """
     settings = session.settings()
+    session.warn_of_unknown_settings()
     if settings.database_url is not None:
         return Installation(settings=settings, database_url=settings.database_url)
     return running_installation(session)

@@ -11,6 +11,7 @@ import click
 
 from rooms.cli.address import is_local, local_url
 from rooms.cli.errors import CliError
+from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
     from rooms.cli.client import ApiClient
@@ -39,6 +40,13 @@ class CliSession:
             return read_settings(os.environ)
         except SettingsError as exc:
             raise click.UsageError("\n".join(exc.problems)) from exc
+
+    def warn_of_unknown_settings(self) -> None:
+        """Print which variables are no settings, for commands that run processes of the service."""
+        from rooms.unknown_settings import unknown_settings
+
+        for warning in unknown_settings(os.environ):
+            click.echo(f"Warning: {terminal_safe(warning)}", err=True)
 
     def output(self) -> "Output":
         """Return the standard output in the format that the options ask for."""

@@ -232,6 +232,7 @@ def supervise(
 
     from rooms.local import EmbeddedError, Supervisor
 
+    session.warn_of_unknown_settings()
     on_terminal = sys.stdout.isatty() and not session.as_json
     context = DevContext(settings.data.absolute(), on_terminal=on_terminal)
     try:

@@ -299,7 +299,15 @@ def find_room(client: "ApiClient", reference: str) -> dict[str, Any]:
         entry = _only(listed, f"rooms {reference!r}", owner="owner")
         note = f"room {entry['id']}, {reference}, of {entry['owner']}"
         click.echo(terminal_safe(note), err=True)
-        in_directory: dict[str, Any] = client.call("GET", f"/rooms/{entry['id']}")
+        try:
+            in_directory: dict[str, Any] = client.call("GET", f"/rooms/{entry['id']}")
+        except ProblemError as exc:
+            if exc.status != HTTPStatus.NOT_FOUND:
+                raise
+            raise CliError(
+                f"the room {reference!r} is listed, but this key may not read it: only keys of"
+                f" {entry['owner']}, and of organisations that it grants access, may"
+            ) from exc
         return in_directory
     raise CliError(
         f"there is no room {reference!r}; `rooms room list` shows the rooms of this key, "
@@ -330,7 +338,10 @@ def find_subscription(
     ]
     owner = room.get("organisation_id")
     if not named:
-        raise CliError(f"room {room['name']!r} has no subscription {name!r}")
+        raise CliError(
+            f"room {room['name']!r} has no subscription {name!r}; `rooms subscription list"
+            f" {room['name']}` shows them"
+        )
     preferred = [one for one in named if (one.get("organisation_id") != owner) is foreign] or named
     living = [one for one in preferred if one.get("status") not in ENDED_STATUSES]
     return _only(

@@ -32,7 +32,7 @@ ROOM: Final = f"{PATH}/{{room_id:str}}"
 _SUGGESTED: Final = {
     "delivery_delay_ms": "1000",
     "delivery_delay_multiplier": "2",
-    "delivery_attempts": "10",
+    "delivery_attempts": "5",
 }
 _SHOWN: Final = 50
 _STATUSES: Final = tuple(

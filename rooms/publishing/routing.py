@@ -185,7 +185,10 @@ class RoutingTable:
         """Return the route of a type and version (None: the latest). UnroutableError: no such."""
         versions = self._versions.get(event_type)
         if not versions:
-            raise UnroutableError("event_type", f"this room has no event type {event_type!r}")
+            raise UnroutableError(
+                "event_type",
+                f"this room has no event type {event_type!r}: declare it, or choose another",
+            )
         if version is None:
             version = max(versions)
         elif version not in versions:

@@ -65,7 +65,7 @@ def settings_page() -> str:
         "# Settings",
         _GENERATED,
         "Rooms reads its settings from environment variables, once, at the start of each process. It reports every problem at once",
-        "and starts nothing until all values are valid.",
+        "and starts nothing until all values are valid. It warns of variables `ROOMS_…` that are no settings.",
         "",
         "| variable | default | valid | description |",
         "| --- | --- | --- | --- |",
