@@ -1,11 +1,15 @@
 """Share the files that the system allows a process among its parts."""
 
+import logging
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+_log = logging.getLogger(__name__)
+
 _MIN_CONNECTIONS: Final = 2
+_FEW_CONNECTIONS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,18 @@ def allot_connections(*needs: FileNeed) -> Sequence[int]:
     spare = sum(need.spare for need in needs)
     wanted = sum(need.connections for need in needs)
     allowed = max(0, min(wanted, raise_file_limit(wanted + spare) - spare))
-    return [max(_MIN_CONNECTIONS, need.connections * allowed // wanted) for need in needs]
+    found = [max(_MIN_CONNECTIONS, need.connections * allowed // wanted) for need in needs]
+    if any(
+        one < min(_FEW_CONNECTIONS, need.connections)
+        for one, need in zip(found, needs, strict=True)
+    ):
+        _log.warning(
+            "the system allows so few files that parts of this process have %s connections each:"
+            " raise the limit (`ulimit -Hn`) to %d",
+            " and ".join(map(str, found)),
+            wanted + spare,
+        )
+    return found
 
 
 def raise_file_limit(wanted: int) -> int:

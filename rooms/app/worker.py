@@ -54,9 +54,9 @@ async def serve_worker(
         (connections,) = allot_connections(FILE_NEED)
     limits = HttpLimits(
         max_connections=connections,
-        max_per_organisation=settings.organisation_connections or connections // 4,
-        max_per_endpoint=settings.endpoint_connections or connections // 8,
-        max_idle_per_host=connections // 4,
+        max_per_organisation=settings.organisation_connections or max(1, connections // 4),
+        max_per_endpoint=settings.endpoint_connections or max(1, connections // 8),
+        max_idle_per_host=max(1, connections // 4),
     )
 
     cipher = await open_sealing(settings, database_url)

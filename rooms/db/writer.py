@@ -310,7 +310,7 @@ class LogWriter:
                 stack.pop_all()
         except _REFUSALS as exc:
             raise StorageRefusedError(str(exc)) from exc
-        except psycopg.OperationalError as exc:
+        except (psycopg.OperationalError, *SESSION_ENDED) as exc:
             raise StorageUnavailableError(str(exc)) from exc
         self._next_seq, self._connection = 1, connection
         return connection

@@ -85,3 +85,24 @@ async def test_a_session_that_a_timeout_of_the_server_ends_is_an_outage(
             async with transaction(engine) as connection:
                 await connection.execute(text("SELECT give_up(:code)"), {"code": code})
     await engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "ended", [psycopg.errors.IdleInTransactionSessionTimeout, psycopg.errors.AdminShutdown]
+)
+async def test_a_session_that_ends_while_it_is_opened_is_an_outage(
+    database: str, monkeypatch: pytest.MonkeyPatch, ended: type[psycopg.Error]
+) -> None:
+    """As of a process that was suspended for half a minute just then."""
+
+    async def register(_: LogWriter, __: object) -> int:
+        raise ended("terminating connection")
+
+    async with LogWriter(database, kind="test") as writer:
+        assert await writer.run("SELECT 0, 1", {}) == [(1,)]
+        await writer.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(LogWriter, "_register", register)
+            with pytest.raises(StorageUnavailableError):
+                await writer.run("SELECT 0, 1", {})
+        assert await writer.run("SELECT 0, 1", {}) == [(1,)]

@@ -35,3 +35,20 @@ def test_each_part_gets_as_large_a_fraction_of_what_it_wants(
     monkeypatch.setattr("rooms.app.file_limit.raise_file_limit", lambda _wanted: SPARE + 5096)
     settings = read_settings({"ROOMS_MAX_CONNECTIONS": "2000"})
     assert allot_connections(file_need(settings), FILE_NEED) == [1000, 4096]
+
+
+@pytest.mark.parametrize(("allowed", "warned"), [(1024, False), (384, True)])
+def test_few_files_are_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    allowed: int,
+    warned: bool,
+) -> None:
+    monkeypatch.setattr("rooms.app.file_limit.raise_file_limit", lambda _wanted: allowed)
+    allot_connections(file_need(read_settings({})), FILE_NEED)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == warned
+    if warned:
+        assert "have 2 and 2 connections each" in found[0]
+        assert f"raise the limit (`ulimit -Hn`) to {2 * 8192 + SPARE}" in found[0]
