@@ -2,9 +2,15 @@
 
 from alembic import op
 
+from migrations.concurrent_indexes import build_index
+
 revision = "0043"
 down_revision = "0042"
 
+_INDEXES = {
+    "subscriptions_never_approved": "status_since",
+    "subscriptions_ended_requests": "room_id, organisation_id",
+}
 # The history of one that was approved or granted has another status than these.
 _MARK = """
 UPDATE subscriptions s SET never_approved = true
@@ -19,17 +25,18 @@ WHERE s.status = 'rejected' OR s.status IN ('terminated', 'deleted') AND EXISTS 
 
 
 def upgrade() -> None:
-    """Mark them, and index the marked ones: by age, and by who asked for them."""
-    op.execute("ALTER TABLE subscriptions ADD COLUMN never_approved boolean NOT NULL DEFAULT false")
+    """Mark them, and index the marked ones: by age, and by who asked for them.
+
+    The lock that a column takes ends before the marking, which reads the history of each.
+    """
+    with op.get_context().autocommit_block():
+        op.execute(
+            "ALTER TABLE subscriptions"
+            " ADD COLUMN IF NOT EXISTS never_approved boolean NOT NULL DEFAULT false"
+        )
     op.execute(_MARK)
-    op.execute(
-        "CREATE INDEX subscriptions_never_approved ON subscriptions (status_since)"
-        " WHERE never_approved"
-    )
-    op.execute(
-        "CREATE INDEX subscriptions_ended_requests ON subscriptions (room_id, organisation_id)"
-        " WHERE never_approved"
-    )
+    for name, columns in _INDEXES.items():
+        build_index(name, f"subscriptions ({columns}) WHERE never_approved")
 
 
 def downgrade() -> None:

@@ -79,6 +79,20 @@ def test_others_write_while_an_index_is_built(
     assert {name: indexes(database, name) for name in (table, locked)} == expected
 
 
+def test_subscriptions_are_read_while_ended_ones_are_marked(database: str) -> None:
+    expected = indexes(database, "subscriptions")
+    to_revision(database, "0042")
+    with psycopg.connect(database) as history, psycopg.connect(database) as reader:
+        history.execute("LOCK TABLE subscription_history IN ACCESS EXCLUSIVE MODE")
+        with upgrading(database):
+            until(lambda: waits_for_a_lock(database), "the marking to wait", within_s=20)
+            reader.execute("SET LOCAL lock_timeout = '500ms'")
+            reader.execute("SELECT FROM subscriptions LIMIT 1")
+            reader.commit()
+            history.commit()
+    assert indexes(database, "subscriptions") == expected
+
+
 def test_a_build_takes_longer_than_statements_of_the_role_may(database: str) -> None:
     """It would be ended each time, and begin anew with each try."""
     to_revision(database, "0040")
