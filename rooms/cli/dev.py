@@ -171,7 +171,16 @@ def sign_in_command(settings: "Settings", data: Path) -> str:
         environment.append(f"ROOMS_DATA={shlex.quote(os.fspath(data))}")
     if (url := local_url(settings)) != local_url(usual):
         environment.append(f"ROOMS_URL={url}")
-    return " ".join([*environment, "rooms sign-in"])
+    return " ".join([*environment, f"{command_name()} sign-in"])
+
+
+def command_name() -> str:
+    """Return how another terminal calls `rooms`: by its path where it is not on PATH."""
+    if shutil.which("rooms") is not None:
+        return "rooms"
+    program = Path(sys.executable).parent / "rooms"
+    here = Path.cwd()
+    return shlex.quote(os.fspath(program.relative_to(here) if here in program.parents else program))
 
 
 def banner(
@@ -205,7 +214,7 @@ def banner(
             "Webhooks",
             f"may go to this machine ({LOOPBACK}); ROOMS_ALLOW_TARGETS allows other networks",
         ),
-        ("Next", "rooms listen   (in another terminal: receives and shows webhooks)"),
+        ("Next", f"{command_name()} listen   (in another terminal: receives and shows webhooks)"),
         ("", f'curl -H "Authorization: Bearer $(cat {context.key_file})" {url}/v1/rooms'),
     ]
 

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import pwd
+import shlex
 import signal
 import stat
 import subprocess
@@ -22,6 +23,7 @@ from rooms.cli.dev import (
     banner,
     children,
     children_environment,
+    command_name,
     sign_in_command,
 )
 from rooms.db.catalog.api_keys import hash_key
@@ -247,6 +249,29 @@ def test_children_may_call_this_machine_and_share_their_metrics(tmp_path: Path) 
     ]
 
 
+def test_a_command_is_named_as_another_terminal_can_call_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "a clone" / ".venv" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    monkeypatch.setattr(sys, "executable", os.fspath(program))
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "rooms" else name)
+    monkeypatch.chdir(tmp_path / "a clone")
+    assert command_name() == ".venv/bin/rooms"
+    monkeypatch.chdir(tmp_path.parent)
+    assert command_name() == shlex.quote(f"{tmp_path.name}/a clone/.venv/bin/rooms")
+    monkeypatch.chdir("/usr")
+    assert command_name() == f"'{program.parent}/rooms'"
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert command_name() == "rooms"
+
+
+@pytest.fixture
+def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rooms.cli.dev.command_name", lambda: "rooms")
+
+
+@pytest.mark.usefixtures("_on_path")
 def test_banner_shows_address_key_and_next_step(tmp_path: Path) -> None:
     ground = DevContext(tmp_path, shared_memory=tmp_path, key="rooms_k")
     settings = read_settings({"ROOMS_LISTEN": "127.0.0.1:1234"})
@@ -275,6 +300,7 @@ def test_banner_shows_address_key_and_next_step(tmp_path: Path) -> None:
         assert os.fspath(tmp_path) in text
 
 
+@pytest.mark.usefixtures("_on_path")
 def test_the_command_to_sign_in_names_only_what_is_not_usual(tmp_path: Path) -> None:
     usual = read_settings({})
     assert sign_in_command(usual, usual.data.absolute()) == "rooms sign-in"
