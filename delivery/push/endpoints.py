@@ -4,6 +4,7 @@ An endpoint holds everything about its requests that does not change between mes
 checks each task's subscription version against its cache.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,7 @@ _MAX_AGE_S: Final = 5.0
 _MAX_TRUSTED_AGE_S: Final = 60.0
 """Endpoints are loaded again after this time: an old secret may have ended its overlap."""
 _MAX_CACHED: Final = 20_000
+_LOADED_AT_A_TIME: Final = 200
 
 
 def _decrypt_secret(secret: bytes, cipher: Cipher) -> str:
@@ -282,6 +284,18 @@ class EndpointCache:
         return found
 
     async def _load(
+        self, room_ids: Mapping[SubscriptionId, RoomId], now: float
+    ) -> dict[SubscriptionId, EndpointLookup]:
+        # Building a thousand endpoints takes a tenth of a second.
+        loaded: dict[SubscriptionId, EndpointLookup] = {}
+        wanted = iter(room_ids.items())
+        while portion := dict(islice(wanted, _LOADED_AT_A_TIME)):
+            if loaded:
+                await asyncio.sleep(0)
+            loaded |= await self._load_portion(portion, now)
+        return loaded
+
+    async def _load_portion(
         self, room_ids: Mapping[SubscriptionId, RoomId], now: float
     ) -> dict[SubscriptionId, EndpointLookup]:
         pairs = [(room, identity) for identity, room in room_ids.items()]

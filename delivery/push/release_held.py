@@ -1,16 +1,17 @@
 """Release held deliveries: queue them again as their lanes have room.
 
-Subscriptions take turns, each at its drain rate if it has one. While a circuit is open, only its
-probe is released.
+Organisations take turns, and of each its subscriptions, at their drain rates if they have one.
+While a circuit is open, only its probe is released.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from delivery.push.endpoints import Endpoint, EndpointCache, EndpointLookup
 from rooms.db.queue.holds import HeldGroup, Holds
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.state_machine import Reason
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
@@ -62,6 +63,8 @@ class HeldReleaser:
         self._on_released = on_released
         self._on_none_held = on_none_held
         self._drained_at: dict[HeldGroup, float] = {}
+        self._last = SubscriptionId("")
+        """The subscription whose turn was the last one: a round goes on behind it."""
         self._draining_until = 0.0
         self._any_saturated = False
 
@@ -87,19 +90,34 @@ class HeldReleaser:
             )
 
     async def _release_round(self) -> bool:
-        held = [group for group in await self._holds.held() if group.reason in _RELEASABLE_REASONS]
-        self._any_saturated = any(group.reason is Reason.SATURATED for group in held)
-        self._drained_at = {group: at for group, at in self._drained_at.items() if group in held}
+        found = [group for group in await self._holds.held() if group.reason in _RELEASABLE_REASONS]
+        self._any_saturated = any(group.reason is Reason.SATURATED for group in found)
+        known = frozenset(found)
+        self._drained_at = {group: at for group, at in self._drained_at.items() if group in known}
+        begin = next((at for at, one in enumerate(found) if one.subscription > self._last), 0)
+        held = found[begin:] + found[:begin]
         until = self._clock.monotonic() + _SCAN_EVERY_S
         while held and (now := self._clock.monotonic()) < until:
             endpoints = await self._endpoints.current([group.subscription for group in held], now)
-            held = [
-                group
-                for group in held
-                if await self._release_and_pause(group, endpoints[group.subscription])
-            ]
+            held = await self._release_pass(_in_turns(held, endpoints), endpoints, until)
             await asyncio.sleep(_ROUND_PAUSE_S)
         return bool(held)
+
+    async def _release_pass(
+        self,
+        turns: Sequence[HeldGroup],
+        endpoints: Mapping[SubscriptionId, EndpointLookup],
+        until: float,
+    ) -> list[HeldGroup]:
+        """Give each group a turn, as far as the time goes; return those that may have more."""
+        left: list[HeldGroup] = []
+        for at, group in enumerate(turns):
+            if at and self._clock.monotonic() >= until:
+                return [*turns[at:], *left]
+            self._last = group.subscription
+            if await self._release_and_pause(group, endpoints[group.subscription]):
+                left.append(group)
+        return left
 
     async def _release_and_pause(self, held: HeldGroup, endpoint: EndpointLookup) -> bool:
         began = self._clock.monotonic()
@@ -141,3 +159,22 @@ class HeldReleaser:
     def _notify_released(self, held: HeldGroup, count: int) -> None:
         if count:
             self._on_released(held.subscription, count)
+
+
+def _in_turns(
+    held: Sequence[HeldGroup], endpoints: Mapping[SubscriptionId, EndpointLookup]
+) -> list[HeldGroup]:
+    """Return the first group of each organisation, then the second of each, and so on.
+
+    An organisation with thousands of them, each of which takes a statement, is not in front of all
+    others.
+    """
+    seen: Counter[OrganisationId | None] = Counter()
+    turns: list[tuple[int, HeldGroup]] = []
+    for group in held:
+        endpoint = endpoints[group.subscription]
+        organisation = endpoint.organisation if isinstance(endpoint, Endpoint) else None
+        turns.append((seen[organisation], group))
+        seen[organisation] += 1
+    turns.sort(key=lambda turn: turn[0])
+    return [group for _, group in turns]

@@ -1,5 +1,6 @@
 """Test the header lines of a webhook."""
 
+import asyncio
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -222,6 +223,39 @@ async def test_a_key_that_is_put_back_serves_the_subscription_again(
     for now in (300.0, 400.0):
         assert isinstance((await cache.current([identity], now))[identity], Endpoint)
     assert reasons[1:] == [None]
+
+
+async def test_many_endpoints_are_built_in_portions() -> None:
+    """Check that others go on in between, and that each endpoint is found."""
+    asked: list[int] = []
+    turns: list[int] = []
+    turn = 0
+
+    class Records:
+        async def run(self, _load: object) -> dict[SubscriptionId, EndpointRecord]:
+            turns.append(turn)
+            portion = wanted[sum(asked) : sum(asked) + 200]
+            asked.append(len(portion))
+            return {one: replace(RECORD, subscription_id=one) for one in portion}
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    wanted = [SubscriptionId(f"01900000-0000-7000-8000-{number:012x}") for number in range(500)]
+    cache = EndpointCache(
+        cast("PersistentConnection", cast("Any", Records())),
+        SEAL,
+        set_status_reason=lambda _record, _reason: None,
+    )
+    counting = asyncio.create_task(count_turns())
+    found = await cache.current(wanted, 100.0)
+    counting.cancel()
+    assert asked == [200, 200, 100]
+    assert turns[0] < turns[1] < turns[2]
+    assert all(isinstance(found[one], Endpoint) for one in wanted)
 
 
 def test_a_later_attempt_is_the_same_webhook() -> None:

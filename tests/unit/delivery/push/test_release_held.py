@@ -12,11 +12,12 @@ from delivery.push.endpoints import Endpoint, EndpointCache, EndpointLookup
 from delivery.push.release_held import HeldReleaser
 from rooms.clock import SystemClock
 from rooms.db.queue.holds import HeldGroup, Holds
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.state_machine import Reason
 from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
 
 TURN_S = 0.25
+REAL_SLEEP = asyncio.sleep
 
 
 class Watch(SystemClock):
@@ -137,3 +138,58 @@ async def test_saturated_lanes_are_scanned_more_often(
     running.cancel()
     assert max(rests) == most_s
     assert shelf.released == []
+
+
+class Offices(Book):
+    """Return endpoints of the organisation that a subscription's name begins with."""
+
+    async def current(
+        self, identities: Iterable[SubscriptionId], _now: float
+    ) -> dict[SubscriptionId, EndpointLookup]:
+        return {
+            identity: Endpoint(
+                replace(
+                    RECORD,
+                    subscription_id=identity,
+                    organisation_id=OrganisationId(identity.partition("_")[0]),
+                ),
+                SEAL,
+            )
+            for identity in identities
+        }
+
+
+async def test_an_organisation_waits_for_one_turn_of_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another one has hundreds of subscriptions, and a round has time for one or two."""
+    watch = Watch()
+    shelf = Shelf(watch, **{f"many_{number:03}": 1 for number in range(300)}, one_x=30)
+    done = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        watch.at += seconds
+        if not shelf.left[SubscriptionId("one_x")]:
+            done.set()
+            await asyncio.Event().wait()
+        await REAL_SLEEP(0)
+
+    monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
+    running = asyncio.create_task(
+        HeldReleaser(
+            holds=cast("Holds", shelf),
+            endpoints=cast("EndpointCache", Offices()),
+            clock=watch,
+            capacity=lambda _endpoint: 10,
+            on_released=lambda _identity, _count: None,
+            on_none_held=lambda _identity: None,
+        ).run()
+    )
+    async with asyncio.timeout(30):
+        await done.wait()
+    running.cancel()
+    names = [name for name, _, _ in shelf.released]
+    assert names.count("one_x") == 3
+    assert len(names) <= 8, "it has every second turn or more"
+    others = [name for name in names if name != "one_x"]
+    assert len(set(others)) == len(others), "those of the other one have their turns in order"
