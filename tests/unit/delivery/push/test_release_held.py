@@ -1,7 +1,7 @@
 """Test how held deliveries are released: in turns, with a pause after each."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -59,6 +59,19 @@ class Book:
             identity: Endpoint(replace(RECORD, subscription_id=identity), SEAL)
             for identity in identities
         }
+
+
+def releaser(
+    shelf: Shelf, book: Book, watch: Watch, capacity: Callable[[Endpoint], int | None]
+) -> HeldReleaser:
+    return HeldReleaser(
+        holds=cast("Holds", shelf),
+        endpoints=cast("EndpointCache", book),
+        clock=watch,
+        capacity=capacity,
+        on_released=lambda _identity, _count: None,
+        on_none_held=lambda _identity: None,
+    )
 
 
 async def test_subscriptions_take_turns_with_a_pause_after_each(
@@ -123,16 +136,7 @@ async def test_saturated_lanes_are_scanned_more_often(
 
     monkeypatch.setattr(shelf, "held", held)
     monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
-    running = asyncio.create_task(
-        HeldReleaser(
-            holds=cast("Holds", shelf),
-            endpoints=cast("EndpointCache", Book()),
-            clock=watch,
-            capacity=lambda _endpoint: None,
-            on_released=lambda _identity, _count: None,
-            on_none_held=lambda _identity: None,
-        ).run()
-    )
+    running = asyncio.create_task(releaser(shelf, Book(), watch, lambda _endpoint: None).run())
     async with asyncio.timeout(30):
         await done.wait()
     running.cancel()
@@ -175,16 +179,7 @@ async def test_an_organisation_waits_for_one_turn_of_each_other(
         await REAL_SLEEP(0)
 
     monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
-    running = asyncio.create_task(
-        HeldReleaser(
-            holds=cast("Holds", shelf),
-            endpoints=cast("EndpointCache", Offices()),
-            clock=watch,
-            capacity=lambda _endpoint: 10,
-            on_released=lambda _identity, _count: None,
-            on_none_held=lambda _identity: None,
-        ).run()
-    )
+    running = asyncio.create_task(releaser(shelf, Offices(), watch, lambda _endpoint: 10).run())
     async with asyncio.timeout(30):
         await done.wait()
     running.cancel()
