@@ -16,6 +16,10 @@ from rooms.unknown_settings import unknown_settings
         ("ROOMS_RETENTON_DAYS", "ROOMS_RETENTION_DAYS"),
         ("ROOMS_MAX_PAYLOAD", "ROOMS_MAX_PAYLOAD_BYTES"),
         ("ROOMS_OIDC_CLIENTID", "ROOMS_OIDC_CLIENT_ID"),
+        ("ROOMS_CLAIM_SS", "ROOMS_CLAIM_TTL_S"),
+        ("ROOMS_API_KY", "ROOMS_API_KEY"),
+        ("ROOMS_ULR", "ROOMS_URL"),
+        ("ROOMS_PLAN_PORT", "ROOMS_PLAIN_PORT"),
     ],
 )
 def test_a_misspelt_setting_is_named_with_the_one_that_is_meant(name: str, meant: str) -> None:
@@ -40,3 +44,20 @@ def test_every_setting_and_every_variable_of_a_client_is_known() -> None:
 
 def test_names_of_other_programs_are_left_alone() -> None:
     assert not list(unknown_settings({"CHATROOMS_LISTN": "1", "rooms_listn": "1"}))
+
+
+def test_what_kubernetes_sets_beside_a_service_is_left_alone() -> None:
+    address = "tcp://10.0.0.1:8080"
+    assert not list(
+        unknown_settings(
+            {
+                "ROOMS_PORT": address,
+                "ROOMS_API_PORT": address,
+                "ROOMS_PORT_8080_TCP": address,
+                "ROOMS_PORT_8080_TCP_ADDR": "10.0.0.1",
+                "ROOMS_SERVICE_HOST": "10.0.0.1",
+                "ROOMS_SERVICE_PORT_HTTP": "8080",
+            }
+        )
+    )
+    assert list(unknown_settings({"ROOMS_PORT": "8080"}))
