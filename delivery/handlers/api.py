@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from rooms.domain.magazine import StoredEntry, main_magazine_name
+from rooms.publishing.number_bounds import decode_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,7 +92,7 @@ def to_message(queue: str, stored: StoredEntry) -> Message:
     return Message(
         id=entry.id,
         queue=queue,
-        payload=msgspec.json.decode(entry.body),
+        payload=decode_json(entry.body),
         shovels=entry.shovels,
         loaded_at=stored.loaded_at,
         expires_at=entry.expires_at,
