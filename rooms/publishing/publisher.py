@@ -206,7 +206,7 @@ class Publisher:
             raise ForbiddenError("this key is restricted to subscriptions; it publishes nothing")
         table = self._routing.cached(room_id)
         if table is None:
-            table = await self._routing.get(room_id)
+            table = await self._routing.get(room_id, principal.organisation_id)
         owns = table.organisation_id == principal.organisation_id and not principal.is_restricted
         return table, None if owns else await self._access(table, principal)
 
@@ -345,7 +345,7 @@ class Publisher:
         except (QuotaExceededError, QuotaTooLargeError):
             if table.quotas is None or not quotas.may_reload(table.room_id):
                 raise
-            fresh = await self._routing.reload(table.room_id)
+            fresh = await self._routing.reload(table.room_id, principal.organisation_id)
             if fresh.quotas == table.quotas:
                 raise
             await quotas.resume()
@@ -388,13 +388,13 @@ class Publisher:
         try:
             return table.access(principal, self._clock.now_ms())
         except (NotFoundError, SuspendedError):
-            fresh = await self._routing.reload(table.room_id)
+            fresh = await self._routing.reload(table.room_id, principal.organisation_id)
             return fresh.access(principal, self._clock.now_ms())
 
     async def _reload(
         self, table: RoutingTable, principal: Principal
     ) -> tuple[RoutingTable, PublishAccess | None]:
-        fresh = await self._routing.reload(table.room_id)
+        fresh = await self._routing.reload(table.room_id, principal.organisation_id)
         return fresh, fresh.access(principal, self._clock.now_ms())
 
     async def _commit(

@@ -133,7 +133,7 @@ class RequestPreparation:
         except (InvalidError, BatchTooCostlyError, ForbiddenError) as exc:
             # The cached routing table may be out of date.
             refusal: RoomsError = exc
-            fresh = await self._routing.reload(table.room_id)
+            fresh = await self._routing.reload(table.room_id, principal.organisation_id)
             access = fresh.access(principal, self._clock.now_ms())
             if fresh is not table:
                 try:

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from rooms.db.publish.routing import RoutingRecord
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.errors import StorageRefusedError
+from rooms.fair_slots import FairSlots
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES
 from rooms.publishing.routing import RoutingTable, room_not_found
 
@@ -22,8 +23,11 @@ _MAX_ROOMS: Final = 10_000
 MAX_CACHED_BYTES: Final = 256 * 1024 * 1024
 """About so many bytes of routing tables are cached, with the routes that were built from them."""
 MAX_LOADS: Final = 2
+"""So many rooms are loaded at a time, and one of them for an organisation."""
 MAX_VERSION_READS: Final = 1
 """So many reads at a time: one connection that the shares of organisations leave stays free."""
+MAX_WAITING: Final = 1000
+"""Most publishes of one organisation that wait for a read, each of another room."""
 WAIT_S: Final = 10.0
 """Longest wait for a turn to read a room, as for a connection of an organisation's share."""
 
@@ -36,7 +40,8 @@ class RoutingCache:
     """Cache routing tables by room. Concurrent callers share one load of a room.
 
     A table that is read again is loaded only if its version has changed. Few rooms are read at a
-    time: `StorageRefusedError` after a wait of `wait_s`.
+    time, in turns of the organisations that ask, so that none waits behind the large rooms of
+    another. `StorageRefusedError` after a wait of `wait_s`; `RateLimitedError`: too many wait.
 
     Where they are too many or too large, the organisation whose tables are the largest loses its
     oldest one, so that it displaces no other's.
@@ -53,8 +58,8 @@ class RoutingCache:
     ) -> None:
         self._load = load
         self._find_plan_version = find_plan_version
-        self._loads = asyncio.Semaphore(MAX_LOADS)
-        self._version_reads = asyncio.Semaphore(MAX_VERSION_READS)
+        self._loads = _slots(MAX_LOADS)
+        self._version_reads = _slots(MAX_VERSION_READS)
         self._wait_s = wait_s
         self._max_schema_bytes = max_schema_bytes
         self._max_bytes = max_bytes
@@ -62,71 +67,102 @@ class RoutingCache:
         self._total_weight = 0
         self._sequence = itertools.count(1)
         self._tables: dict[RoomId, tuple[int, RoutingTable]] = {}
-        self._load_locks: WeakValueDictionary[RoomId, asyncio.Lock] = WeakValueDictionary()
+        # By organisation, too: what waits for its own turn must not hold up others at this room.
+        self._locks: WeakValueDictionary[tuple[RoomId, OrganisationId], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
 
     def cached(self, room: RoomId) -> RoutingTable | None:
         """Return a room's table if it is cached, possibly old, without waiting."""
         known = self._tables.get(room)
         return known[1] if known is not None else None
 
-    async def get(self, room: RoomId) -> RoutingTable:
+    async def get(self, room: RoomId, asker: OrganisationId) -> RoutingTable:
         """Return a room's table, possibly old. NotFoundError: there is no such room."""
         known = self._tables.get(room)
-        return known[1] if known is not None else _existing(await self._load_once(room, since=0))
+        return known[1] if known is not None else _existing(await self._read(room, asker, since=0))
 
-    async def reload(self, room: RoomId) -> RoutingTable:
+    async def reload(self, room: RoomId, asker: OrganisationId) -> RoutingTable:
         """Return a room's table, read after this call began. NotFoundError: there is none."""
-        return _existing(await self._load_once(room, since=next(self._sequence)))
+        return _existing(await self._read(room, asker, since=next(self._sequence)))
 
     def invalidate(self, rooms: Iterable[RoomId] | None = None) -> None:
         """Forget the tables of these rooms (None: of all), because they changed."""
         for room in list(self._tables) if rooms is None else rooms:
             self._drop(room)
 
-    async def _load_once(self, room: RoomId, *, since: int) -> RoutingTable | None:
-        lock = self._load_locks.get(room)
+    async def _read(
+        self, room: RoomId, asker: OrganisationId, *, since: int
+    ) -> RoutingTable | None:
+        key = (room, asker)
+        lock = self._locks.get(key)
         if lock is None:
-            lock = self._load_locks[room] = asyncio.Lock()
+            lock = self._locks[key] = asyncio.Lock()
         async with lock:
-            # A table that was read while this caller waited is new enough; an older one is not.
-            known = self._tables.get(room)
-            if known is not None and known[0] > since:
-                return known[1]
-            begun = next(self._sequence)
-            table = await self._read(room, None if known is None else known[1])
-            self._drop(room)
-            if table is not None:
-                self._add(table, begun)
-            return table
+            if room in self._tables:
+                async with self._turn(self._version_reads, asker):
+                    found, is_known = await self._check_version(room, since)
+                if is_known:
+                    return found
+            async with self._turn(self._loads, asker):
+                return self._newer(room, since) or await self._load_table(room)
 
-    async def _read(self, room: RoomId, previous: RoutingTable | None) -> RoutingTable | None:
-        """Return a room's table as of now; `previous`, if that still is it."""
-        if previous is not None:
-            async with self._turn(self._version_reads):
-                version = await self._find_plan_version(room)
-            if version is None:
-                return None
-            if version == previous.plan_version:
-                return previous
-        async with self._turn(self._loads):
-            record = await self._load(room)
-        if record is None:
-            return None
-        return RoutingTable(record, previous=previous, max_schema_bytes=self._max_schema_bytes)
+    def _newer(self, room: RoomId, since: int) -> RoutingTable | None:
+        """Return a table that was read while its caller waited; an older one is no answer."""
+        known = self._tables.get(room)
+        return known[1] if known is not None and known[0] > since else None
+
+    async def _check_version(self, room: RoomId, since: int) -> tuple[RoutingTable | None, bool]:
+        """Return the cached table and True, if it is as of now; None and True: there is no room."""
+        known = self._tables.get(room)
+        if known is None or known[0] > since:
+            return (None, False) if known is None else (known[1], True)
+        begun = next(self._sequence)
+        version = await self._find_plan_version(room)
+        if version is None:
+            self._replace(room, begun, None)
+            return None, True
+        if version != known[1].plan_version:
+            return None, False
+        self._replace(room, begun, known[1])
+        return known[1], True
+
+    async def _load_table(self, room: RoomId) -> RoutingTable | None:
+        begun = next(self._sequence)
+        record = await self._load(room)
+        table = None
+        if record is not None:
+            known = self._tables.get(room)
+            table = RoutingTable(
+                record,
+                previous=None if known is None else known[1],
+                max_schema_bytes=self._max_schema_bytes,
+            )
+        self._replace(room, begun, table)
+        return table
 
     @asynccontextmanager
-    async def _turn(self, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+    async def _turn(self, slots: FairSlots, asker: OrganisationId) -> AsyncIterator[None]:
+        patience = asyncio.timeout(self._wait_s)
         try:
-            async with asyncio.timeout(self._wait_s):
-                await turns.acquire()
+            async with patience, slots.slot(asker):
+                patience.reschedule(None)
+                yield
         except TimeoutError as exc:
+            if not patience.expired():
+                raise
             raise StorageRefusedError(
                 f"the routes of too many rooms were read for {self._wait_s:g} s"
             ) from exc
-        try:
-            yield
-        finally:
-            turns.release()
+
+    def _replace(self, room: RoomId, begun: int, table: RoutingTable | None) -> None:
+        """Cache what was read of a room, unless what is cached was read later."""
+        known = self._tables.get(room)
+        if known is not None and known[0] > begun:
+            return
+        self._drop(room)
+        if table is not None:
+            self._add(table, begun)
 
     def _add(self, table: RoutingTable, begun: int) -> None:
         if len(self._tables) >= _MAX_ROOMS:
@@ -163,6 +199,15 @@ class RoutingCache:
         return next(
             room for room, (_, table) in self._tables.items() if table.organisation_id == heaviest
         )
+
+
+def _slots(number: int) -> FairSlots:
+    return FairSlots(
+        number,
+        max_per_tenant=1,
+        max_waiting=MAX_WAITING,
+        refusal="too many publishes of the organisation wait for the routes of their rooms",
+    )
 
 
 def _existing(table: RoutingTable | None) -> RoutingTable:

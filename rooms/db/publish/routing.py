@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rooms.db.connection import autocommit, transaction
+from rooms.db.connection import autocommit, snapshot, transaction
 from rooms.db.operational.outbox import HAS_RECIPIENT
 from rooms.db.publish.insert import IDEMPOTENCY_TTL
 from rooms.db.statement_parts import ROOM_LIFETIME_MS
@@ -22,6 +22,17 @@ from rooms.domain.quota import Quotas
 from rooms.domain.state_machine import SubscriptionType
 
 _OWNER_RECEIVES: Final = HAS_RECIPIENT.format(condition="o.organisation_id = r.organisation_id")
+_PAGE: Final = 5000
+"""Subscriptions that are read and decoded at a time: a few milliseconds of the event loop."""
+_FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
+_SUBSCRIPTIONS: Final = """
+    SELECT coalesce(json_agg(json_build_object(
+            'id', s.id, 'organisation_id', s.organisation_id, 'type', s.type, 'version', s.version, 'event_types', s.event_types, 'filter', s.filter,
+            'ordered', coalesce(s.ordered, r.ordered), 'expiration_ms', s.message_expiration_ms)
+            ORDER BY s.id), '[]')::text
+        FROM (SELECT * FROM subscriptions s WHERE s.room_id = r.id AND s.id > :after
+            AND s.status NOT IN ('pending', 'deleted', 'rejected', 'terminated') ORDER BY s.id LIMIT :page) s
+"""
 _LOAD_ROUTING: Final = text(f"""
 SELECT r.organisation_id::text, r.plan_version,
     {ROOM_LIFETIME_MS},
@@ -32,17 +43,14 @@ SELECT r.organisation_id::text, r.plan_version,
             'organisation_id', g.organisation_id, 'event_types', g.event_types,
             'starts_ms', (extract(epoch FROM g.starts_at) * 1000)::int8, 'until_ms', (extract(epoch FROM g.until) * 1000)::int8)), '[]')::text
         FROM grants g WHERE g.room_id = r.id AND g.kind = 'publish' AND g.revoked_at IS NULL),
-    (SELECT coalesce(json_agg(json_build_object(
-            'id', s.id, 'organisation_id', s.organisation_id, 'type', s.type, 'version', s.version, 'event_types', s.event_types, 'filter', s.filter,
-            'ordered', coalesce(s.ordered, r.ordered), 'expiration_ms', s.message_expiration_ms)
-            ORDER BY s.id), '[]')::text
-        FROM subscriptions s WHERE s.room_id = r.id AND s.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')),
+    ({_SUBSCRIPTIONS}) AS subscriptions,
     (SELECT coalesce(json_agg(json_build_object(
             'name', t.name, 'version', v.version, 'schema', v.schema::text)), '[]')::text
         FROM event_types t JOIN event_type_versions v ON v.room_id = t.room_id AND v.event_type_id = t.id
         WHERE t.room_id = r.id)
 FROM rooms r WHERE r.id = :room AND NOT r.deleting
 """)  # noqa: S608 - constants of this package
+_LOAD_SUBSCRIPTIONS: Final = text(f"SELECT ({_SUBSCRIPTIONS}) FROM rooms r WHERE r.id = :room")  # noqa: S608 - constants of this package
 
 
 class InterestRecord(msgspec.Struct, frozen=True):
@@ -115,10 +123,17 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
 
     StorageUnavailableError, StorageRefusedError.
     """
-    async with transaction(engine) as connection:
-        row = (await connection.execute(_LOAD_ROUTING, {"room": room})).one_or_none()
-    if row is None:
-        return None
+    async with snapshot(engine) as connection:
+        page = {"room": room, "after": _FIRST_ID, "page": _PAGE}
+        row = (await connection.execute(_LOAD_ROUTING, page)).one_or_none()
+        if row is None:
+            return None
+        subscriptions = _subscriptions.decode(row.subscriptions)
+        last = subscriptions
+        while len(last) == _PAGE:
+            page["after"] = last[-1].id
+            last = _subscriptions.decode(await connection.scalar(_LOAD_SUBSCRIPTIONS, page))
+            subscriptions += last
     (
         organisation,
         plan_version,
@@ -128,7 +143,7 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         tracks_completion,
         active,
         grants,
-        subscriptions,
+        _,
         versions,
     ) = row
     return RoutingRecord(
@@ -141,7 +156,7 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         tracks_completion=tracks_completion,
         owner_active=active,
         grants=_grants.decode(grants),
-        subscriptions=_subscriptions.decode(subscriptions),
+        subscriptions=subscriptions,
         versions=_versions.decode(versions),
     )
 

@@ -8,12 +8,13 @@ import asyncio
 import logging
 import signal
 import sys
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Self
 
-from rooms.errors import RateLimitedError, TransientError
+from rooms.errors import TransientError
+from rooms.fair_slots import FairSlots
 from rooms.metrics import Metrics
 from rooms.publishing.sandbox.frames import (
     HEADER,
@@ -68,7 +69,10 @@ class CheckSandbox:
         self.cpu_ms = cpu_ms
         self._memory_bytes = memory_bytes
         self._slots = FairSlots(
-            processes, max_per_tenant=max(1, processes // 2), max_waiting=MAX_WAITING
+            processes,
+            max_per_tenant=max(1, processes // 2),
+            max_waiting=MAX_WAITING,
+            refusal="too many requests of the organisation wait for long validations",
         )
         self._idle: list[_CheckProcess] = []
         self._retiring: set[asyncio.Task[None]] = set()
@@ -248,76 +252,3 @@ class _CheckProcess:
 
 def _exit_text(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-
-
-class FairSlots:
-    """Share the slots of one process."""
-
-    def __init__(self, slots: int, *, max_per_tenant: int, max_waiting: int) -> None:
-        """Set the slots, and for each tenant the most slots and waiting requests."""
-        self._free = slots
-        self._max_per_tenant = max_per_tenant
-        self._max_waiting = max_waiting
-        self._used: Counter[str] = Counter()
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    @asynccontextmanager
-    async def slot(self, tenant: str) -> AsyncIterator[None]:
-        """Hold a slot. RateLimitedError: too many requests of the tenant wait."""
-        if self._free and self._used[tenant] < self._max_per_tenant and tenant not in self._queues:
-            self._take(tenant)
-        else:
-            await self._wait(tenant)
-        try:
-            yield
-        finally:
-            self._release(tenant)
-
-    async def _wait(self, tenant: str) -> None:
-        queue = self._queues.setdefault(tenant, deque())
-        if len(queue) >= self._max_waiting:
-            raise RateLimitedError(
-                "too many requests of the organisation wait for long validations"
-            )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._release(tenant)
-            else:
-                with suppress(ValueError):  # `_grant` may have removed it since the cancellation.
-                    queue.remove(turn)
-                self._drop_if_empty(tenant)
-            raise
-
-    def _take(self, tenant: str) -> None:
-        self._free -= 1
-        self._used[tenant] += 1
-
-    def _release(self, tenant: str) -> None:
-        self._free += 1
-        self._used[tenant] -= 1
-        if not self._used[tenant]:
-            del self._used[tenant]
-        self._grant()
-
-    def _grant(self) -> None:
-        for tenant in list(self._queues):
-            if not self._free:
-                return
-            queue = self._queues[tenant]
-            while queue and queue[0].done():
-                queue.popleft()
-            if queue and self._used[tenant] < self._max_per_tenant:
-                self._take(tenant)
-                queue.popleft().set_result(None)
-                self._queues.move_to_end(tenant)
-            self._drop_if_empty(tenant)
-
-    def _drop_if_empty(self, tenant: str) -> None:
-        if not self._queues.get(tenant, True):
-            del self._queues[tenant]
-        if not self._used.get(tenant, 1):
-            del self._used[tenant]

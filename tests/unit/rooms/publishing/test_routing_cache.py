@@ -8,15 +8,18 @@ import pytest
 
 from rooms.db.publish.routing import RoutingRecord, VersionRecord
 from rooms.domain.ids import OrganisationId, RoomId
-from rooms.errors import NotFoundError, StorageRefusedError
+from rooms.errors import NotFoundError, RateLimitedError, StorageRefusedError
 from rooms.publishing.routing_cache import (
     MAX_LOADS,
     MAX_VERSION_READS,
+    MAX_WAITING,
     FindPlanVersion,
     LoadRouting,
     RoutingCache,
 )
 from tests.unit.rooms.publishing.test_routing import ROOM, a_filtered_plan, a_plan, route_parts
+
+ASKER = OrganisationId("asker")
 
 
 def a_cache(
@@ -41,9 +44,9 @@ async def test_a_hundred_that_ask_at_once_cause_at_most_two_loads() -> None:
         return a_plan()
 
     planner = a_cache(load)
-    await asyncio.gather(*[planner.get(ROOM) for _ in range(100)])
+    await asyncio.gather(*[planner.get(ROOM, ASKER) for _ in range(100)])
     assert loads == 1
-    await asyncio.gather(*[planner.reload(ROOM) for _ in range(100)])
+    await asyncio.gather(*[planner.reload(ROOM, ASKER) for _ in range(100)])
     assert loads <= 3
 
 
@@ -59,10 +62,10 @@ async def test_a_fresh_plan_was_read_after_it_was_asked_for() -> None:
         return record
 
     planner = a_cache(load)
-    early = asyncio.create_task(planner.get(ROOM))
+    early = asyncio.create_task(planner.get(ROOM, ASKER))
     await reading.wait()
     version = 2
-    late = asyncio.create_task(planner.reload(ROOM))
+    late = asyncio.create_task(planner.reload(ROOM, ASKER))
     await asyncio.sleep(0)
     go_on.set()
     assert (await early).plan_version == 1
@@ -74,10 +77,10 @@ async def test_a_room_that_does_not_exist_is_not_found() -> None:
         return a_plan() if room == ROOM else None
 
     planner = a_cache(load)
-    assert (await planner.get(ROOM)).room_id == ROOM
+    assert (await planner.get(ROOM, ASKER)).room_id == ROOM
     for ask in (planner.get, planner.reload):
         with pytest.raises(NotFoundError):
-            await ask(RoomId(1))
+            await ask(RoomId(1), ASKER)
 
 
 async def test_an_organisation_with_large_tables_displaces_its_own_only() -> None:
@@ -92,18 +95,18 @@ async def test_an_organisation_with_large_tables_displaces_its_own_only() -> Non
         return a_plan(room_id=room, organisation_id=theirs, versions=(large,))
 
     planner = a_cache(load, max_bytes=35_000)
-    await planner.get(ROOM)
+    await planner.get(ROOM, ASKER)
     for number in range(1, 6):
-        await planner.get(RoomId(number))
+        await planner.get(RoomId(number), ASKER)
     assert planner.cached(ROOM) is not None
     assert [number for number in range(1, 6) if planner.cached(RoomId(number))] == [3, 4, 5]
-    await planner.reload(RoomId(5))  # it takes its own place
+    await planner.reload(RoomId(5), ASKER)  # it takes its own place
     assert [number for number in range(1, 6) if planner.cached(RoomId(number))] == [3, 4, 5]
     planner.invalidate()
     for number in range(3):
-        await planner.get(RoomId(100 + number))
+        await planner.get(RoomId(100 + number), ASKER)
     assert all(planner.cached(RoomId(100 + number)) for number in range(3))
-    await planner.get(ROOM)
+    await planner.get(ROOM, ASKER)
     assert planner.cached(ROOM) is not None
 
 
@@ -112,7 +115,7 @@ async def test_a_table_larger_than_the_cache_is_used_nevertheless() -> None:
         return a_plan(versions=(VersionRecord("a", 1, "x" * 10_000),))
 
     planner = a_cache(load, max_bytes=100)
-    assert (await planner.get(ROOM)).route("a", None).version == 1
+    assert (await planner.get(ROOM, ASKER)).route("a", None).version == 1
 
 
 async def test_a_table_that_has_not_changed_is_not_loaded_again() -> None:
@@ -132,18 +135,18 @@ async def test_a_table_that_has_not_changed_is_not_loaded_again() -> None:
         return version or None
 
     planner = a_cache(load, find_version)
-    table = await planner.get(ROOM)
+    table = await planner.get(ROOM, ASKER)
     for _ in range(10):
-        found = await asyncio.gather(*[planner.reload(ROOM) for _ in range(10)])
+        found = await asyncio.gather(*[planner.reload(ROOM, ASKER) for _ in range(10)])
         assert all(one is table for one in found)
     assert loads == 1
     assert reads <= 20
     version = 2
-    assert (await planner.reload(ROOM)).plan_version == 2
+    assert (await planner.reload(ROOM, ASKER)).plan_version == 2
     assert loads == 2
     version = 0
     with pytest.raises(NotFoundError):
-        await planner.reload(ROOM)
+        await planner.reload(ROOM, ASKER)
     assert planner.cached(ROOM) is None
 
 
@@ -167,8 +170,9 @@ async def test_few_rooms_are_read_at_a_time() -> None:
 
     planner = a_cache(load, find_version)
     rooms = [RoomId(number) for number in range(1, 21)]
-    await asyncio.gather(*map(planner.get, rooms))
-    await asyncio.gather(*map(planner.reload, rooms))
+    askers = [OrganisationId(str(number % 4)) for number in range(20)]
+    await asyncio.gather(*map(planner.get, rooms, askers))
+    await asyncio.gather(*map(planner.reload, rooms, askers))
     assert most == {"loads": MAX_LOADS, "versions": MAX_VERSION_READS}
 
 
@@ -180,13 +184,99 @@ async def test_who_waits_too_long_for_a_read_is_refused() -> None:
         return a_plan(room_id=room)
 
     planner = a_cache(load, wait_s=0.01)
-    reading = [asyncio.create_task(planner.get(RoomId(1 + n))) for n in range(MAX_LOADS)]
+    reading = [
+        asyncio.create_task(planner.get(RoomId(1 + n), OrganisationId(str(n))))
+        for n in range(MAX_LOADS)
+    ]
     await asyncio.sleep(0)
     with pytest.raises(StorageRefusedError):
-        await planner.get(ROOM)
+        await planner.get(ROOM, ASKER)
     go_on.set()
     await asyncio.gather(*reading)
-    assert (await planner.get(ROOM)).room_id == ROOM
+    assert (await planner.get(ROOM, ASKER)).room_id == ROOM
+
+
+class SlowRooms:
+    """Load every room but ROOM only once `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.loads: list[RoomId] = []
+        self.go_on = asyncio.Event()
+        self.cache = a_cache(self._load)
+
+    async def _load(self, room: RoomId) -> RoutingRecord:
+        self.loads.append(room)
+        if room != ROOM:
+            await self.go_on.wait()
+        return a_plan(room_id=room)
+
+    def ask(self, room: int, asker: str) -> asyncio.Task[Any]:
+        """Ask for a room's table."""
+        return asyncio.create_task(self.cache.get(RoomId(room), OrganisationId(asker)))
+
+
+async def test_slow_loads_of_an_organisation_hold_up_no_other() -> None:
+    slow = SlowRooms()
+    theirs = [slow.ask(number, "theirs") for number in range(1, 101)]
+    await asyncio.sleep(0)
+    table = await asyncio.wait_for(slow.cache.get(ROOM, ASKER), 1)
+    assert table.room_id == ROOM
+    assert slow.loads == [RoomId(1), ROOM]
+    slow.go_on.set()
+    await asyncio.gather(*theirs)
+
+
+async def test_a_turn_that_another_organisation_waits_for_holds_up_none_at_that_room() -> None:
+    """Anybody may ask for a room, even one without access to it."""
+    slow = SlowRooms()
+    theirs = [slow.ask(1, "theirs"), slow.ask(ROOM, "theirs")]
+    await asyncio.sleep(0)
+    assert (await asyncio.wait_for(slow.cache.get(ROOM, ASKER), 1)).room_id == ROOM
+    slow.go_on.set()
+    await asyncio.gather(*theirs)
+    assert slow.loads == [RoomId(1), ROOM]
+
+
+async def test_organisations_that_ask_for_one_room_share_a_load() -> None:
+    slow = SlowRooms()
+    asking = [slow.ask(1, str(number)) for number in range(50)]
+    slow.go_on.set()
+    await asyncio.gather(*asking)
+    assert len(slow.loads) <= MAX_LOADS
+
+
+async def test_publishes_beyond_the_bound_are_refused_of_their_organisation_only() -> None:
+    slow = SlowRooms()
+    theirs = [slow.ask(number, "theirs") for number in range(1, MAX_WAITING + 2)]
+    await asyncio.sleep(0)
+    with pytest.raises(RateLimitedError):
+        await slow.cache.get(RoomId(MAX_WAITING + 2), OrganisationId("theirs"))
+    assert (await slow.cache.get(ROOM, ASKER)).room_id == ROOM
+    slow.go_on.set()
+    await asyncio.gather(*theirs)
+
+
+async def test_an_older_read_does_not_replace_a_newer_one() -> None:
+    version, first = 1, asyncio.Event()
+    begun = asyncio.Event()
+
+    async def load(room: RoomId) -> RoutingRecord:
+        record = a_plan(plan_version=version)
+        if record.plan_version == 1:
+            begun.set()
+            await first.wait()
+        return record
+
+    cache = a_cache(load)
+    early = asyncio.create_task(cache.get(ROOM, OrganisationId("early")))
+    await begun.wait()
+    version = 2
+    assert (await cache.reload(ROOM, OrganisationId("late"))).plan_version == 2
+    first.set()
+    assert (await early).plan_version == 1
+    cached = cache.cached(ROOM)
+    assert cached is not None
+    assert cached.plan_version == 2
 
 
 async def test_routes_that_grow_displace_tables_of_their_organisation_only() -> None:
@@ -199,7 +289,7 @@ async def test_routes_that_grow_displace_tables_of_their_organisation_only() -> 
         return msgspec.structs.replace(large, room_id=room, organisation_id=theirs)
 
     planner = a_cache(load, max_bytes=2_000_000)
-    tables = [await planner.get(RoomId(number)) for number in (ROOM, 1, 2, 3)]
+    tables = [await planner.get(RoomId(number), ASKER) for number in (ROOM, 1, 2, 3)]
     kept = tables
     for part in range(10):
         route_parts(tables[3], large, part)

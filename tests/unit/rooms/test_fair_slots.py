@@ -1,4 +1,4 @@
-"""Slots: none has more than its share, and turns go round between tenants."""
+"""Check slots: none has more than its share, and turns go round between tenants."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -6,11 +6,16 @@ from contextlib import AsyncExitStack
 import pytest
 
 from rooms.errors import RateLimitedError
-from rooms.publishing.sandbox.client import FairSlots
+from rooms.fair_slots import FairSlots
+
+
+def some_slots(slots: int, *, max_waiting: int) -> FairSlots:
+    """Return slots of which a tenant has one."""
+    return FairSlots(slots, max_per_tenant=1, max_waiting=max_waiting, refusal="too many")
 
 
 async def test_a_tenant_has_its_share_and_leaves_the_rest_to_others() -> None:
-    slots = FairSlots(2, max_per_tenant=1, max_waiting=10)
+    slots = some_slots(2, max_waiting=10)
     order: list[str] = []
     let_go = asyncio.Event()
 
@@ -32,7 +37,7 @@ async def test_a_tenant_has_its_share_and_leaves_the_rest_to_others() -> None:
 
 
 async def test_turns_go_round() -> None:
-    slots = FairSlots(1, max_per_tenant=1, max_waiting=10)
+    slots = some_slots(1, max_waiting=10)
     order: list[str] = []
 
     async def use(name: str) -> None:
@@ -47,7 +52,7 @@ async def test_turns_go_round() -> None:
 
 
 async def test_more_than_may_wait_are_refused_and_others_are_not() -> None:
-    slots = FairSlots(1, max_per_tenant=1, max_waiting=1)
+    slots = some_slots(1, max_waiting=1)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(slots.slot("a"))
         waiting = asyncio.create_task(stack.enter_async_context(slots.slot("a")))
@@ -64,7 +69,7 @@ async def test_more_than_may_wait_are_refused_and_others_are_not() -> None:
 
 
 async def test_one_that_stops_waiting_leaves_no_trace() -> None:
-    slots = FairSlots(1, max_per_tenant=1, max_waiting=1)
+    slots = some_slots(1, max_waiting=1)
     async with slots.slot("a"):
         for _ in range(3):
             waiting = asyncio.create_task(_used(slots, "a"))
@@ -76,7 +81,7 @@ async def test_one_that_stops_waiting_leaves_no_trace() -> None:
 
 
 async def test_a_slot_granted_to_one_that_has_just_been_cancelled_is_given_on() -> None:
-    slots = FairSlots(1, max_per_tenant=1, max_waiting=5)
+    slots = some_slots(1, max_waiting=5)
     holding = asyncio.create_task(_used(slots, "a"))
     await asyncio.sleep(0)
     waiting = asyncio.create_task(_used(slots, "b"))
@@ -99,7 +104,7 @@ async def _used(slots: FairSlots, tenant: str) -> None:
 
 async def test_a_slot_that_comes_free_in_the_moment_a_wait_is_cancelled_goes_to_the_next() -> None:
     """The wait ends as cancelled, and as nothing else: its deadline must stay a deadline."""
-    slots = FairSlots(1, max_per_tenant=1, max_waiting=10)
+    slots = some_slots(1, max_waiting=10)
     async with AsyncExitStack() as holding:
         await holding.enter_async_context(slots.slot("a"))
         async with AsyncExitStack() as stack:
