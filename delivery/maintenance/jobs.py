@@ -18,7 +18,7 @@ from typing import Final
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.ids import JobId, OrganisationId
-from rooms.domain.job import JobKind
+from rooms.domain.job import REPEATABLE, JobKind
 from rooms.errors import StorageRefusedError, TransientError
 from rooms.outages import OUTAGES
 
@@ -29,6 +29,8 @@ MAX_CONCURRENT_JOBS: Final = 32
 SLICE_S: Final = 5.0
 POLL_S: Final = 0.5
 """Time between two reads of the open jobs, and the pause of a job that must wait."""
+CUT_OFF_SNOOZE_S: Final = 5.0
+"""Pause of a job that must wait where its organisation has more open jobs than are read."""
 SLEEP_STEP_S: Final = 0.2
 
 JobHandler = Callable[[OpenJob, ShouldContinue], Awaitable[bool]]
@@ -101,6 +103,8 @@ class _RunState:
     """Jobs that were not cancelled when the list was last read."""
     paused_until: dict[JobId, float] = field(default_factory=dict)
     slots_exhausted: bool = False
+    cut_off: frozenset[OrganisationId] = frozenset()
+    """Organisations that have more open jobs than were read."""
 
 
 class JobRunner:
@@ -134,6 +138,12 @@ class JobRunner:
                 while should_continue():
                     open_jobs = await self._job_queue.fetch_open(self._handlers)
                     state.open_ids = frozenset(job.id for job in open_jobs)
+                    counts = Counter(job.organisation for job in open_jobs)
+                    state.cut_off = frozenset(
+                        organisation
+                        for organisation, count in counts.items()
+                        if count >= self._job_queue.max_fetched
+                    )
                     self._forget_closed(open_jobs)
                     for job in self._next_jobs(open_jobs, state):
                         task = group.create_task(self._run_job(job, should_continue, state))
@@ -147,6 +157,10 @@ class JobRunner:
                         job = state.running.pop(task)
                         if not task.result():
                             state.paused_until[job.id] = _now_s() + self._poll_s
+                            if job.organisation in state.cut_off and job.kind not in REPEATABLE:
+                                # Or those that wait would keep later ones from being read. Of the
+                                # others there are fewer, and they must keep their order.
+                                await self._job_queue.snooze_job(job, CUT_OFF_SNOOZE_S)
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from group_error
 

@@ -3,10 +3,10 @@
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from delivery.maintenance.job_rates import JobRateLimiters
 from delivery.maintenance.jobs import JobRunner
@@ -18,13 +18,14 @@ from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache
 from delivery.sideline.shovel import ShovelRequest, SidelineShovel
 from delivery.sideline.sweeper import SidelineSweeper
-from rooms.db.catalog.shovel_schedules import due_schedules
+from rooms.db.catalog.shovel_schedules import DueSidelineSchedule, due_schedules
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import JobQueue, OpenJob, create_job
+from rooms.db.jobs.requests import MAX_OPEN_JOBS, count_open_jobs
 from rooms.db.sideline.entries import SidelineEntries
 from rooms.db.sideline.queries import SidelineFilter, sideline_count
 from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
-from rooms.domain.ids import IdGenerator, SubscriptionId
+from rooms.domain.ids import IdGenerator, OrganisationId, SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.state_machine import SubscriptionType
 from rooms.metrics import Metrics
@@ -114,31 +115,57 @@ class ShovelScheduler:
         self._engine = engine
         self._clock = clock
         self._ids = ids
+        self._at_limit: frozenset[OrganisationId] = frozenset()
 
     async def run(self, should_continue: ShouldContinue) -> None:
-        """Create due jobs; a job and the schedule's next time are one transaction."""
+        """Create due jobs; a job and the schedule's next time are one transaction.
+
+        An organisation with too many open jobs gets none: its sidelines wait another interval.
+        """
         if not should_continue():
             return
         async with transaction(self._engine) as connection:
-            for due in await due_schedules(connection):
-                request = ShovelRequest(
-                    subscription=due.subscription,
-                    selection=SidelineFilter(),
-                    rate_per_s=due.schedule.rate_per_s,
-                    concurrency=due.schedule.concurrency,
-                    max_shovels=due.schedule.max_shovels,
+            due = await due_schedules(connection)
+            left_out: Counter[OrganisationId] = Counter()
+            if due:
+                counts = await count_open_jobs(connection, {one.organisation for one in due})
+                open_jobs = Counter(counts)
+                for one in due:
+                    if open_jobs[one.organisation] >= MAX_OPEN_JOBS:
+                        left_out[one.organisation] += 1
+                        continue
+                    open_jobs[one.organisation] += 1
+                    await self._create_job(connection, one)
+        self._report(left_out)
+
+    async def _create_job(self, connection: AsyncConnection, due: DueSidelineSchedule) -> None:
+        request = ShovelRequest(
+            subscription=due.subscription,
+            selection=SidelineFilter(),
+            rate_per_s=due.schedule.rate_per_s,
+            concurrency=due.schedule.concurrency,
+            max_shovels=due.schedule.max_shovels,
+        )
+        job = await create_job(
+            connection,
+            due.organisation,
+            JobKind.SHOVEL_SIDELINE,
+            new_id=self._ids.generate_global(self._clock.now_ms()),
+            room=due.room,
+            arguments=request.to_arguments(),
+        )
+        _log.info("scheduled shovel of the sideline of %s: job %s", due.subscription, job.id)
+
+    def _report(self, left_out: Mapping[OrganisationId, int]) -> None:
+        for organisation, count in left_out.items():
+            if organisation not in self._at_limit:
+                _log.warning(
+                    "organisation %s has %d open jobs: %d scheduled shovels wait another interval",
+                    organisation,
+                    MAX_OPEN_JOBS,
+                    count,
                 )
-                job = await create_job(
-                    connection,
-                    due.organisation,
-                    JobKind.SHOVEL_SIDELINE,
-                    new_id=self._ids.generate_global(self._clock.now_ms()),
-                    room=due.room,
-                    arguments=request.to_arguments(),
-                )
-                _log.info(
-                    "scheduled shovel of the sideline of %s: job %s", due.subscription, job.id
-                )
+        self._at_limit = frozenset(left_out)
 
 
 class SidelineTasks:

@@ -21,6 +21,7 @@ from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import subscriptions as subscription_records
+from rooms.db.catalog.shovel_schedules import delete_schedule
 from rooms.db.catalog.subscription_requests import mark_ended
 from rooms.db.connection import transaction
 from rooms.db.jobs import jobs as records
@@ -139,6 +140,7 @@ async def delete_subscription_job(
     await subscription_records.set_status(
         connection, subscription, SubscriptionStatus.DELETED, None
     )
+    await delete_schedule(connection, subscription.id)
     return await records.create_job(
         connection,
         principal.organisation_id,

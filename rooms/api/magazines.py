@@ -20,7 +20,7 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.db.catalog.handler_queues import find_queue, list_queues
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.connection import transaction
-from rooms.db.jobs import jobs as job_records
+from rooms.db.jobs.requests import request_job
 from rooms.db.sideline.queries import (
     SidelineFilter,
     list_sidelined_subscriptions,
@@ -178,7 +178,7 @@ async def sweep(
             subscription=owned.subscription, selection=SidelineFilter()
         ).to_arguments()
     async with change.transaction() as connection:
-        job = await job_records.request_job(
+        job = await request_job(
             connection,
             principal.organisation_id,
             kind,

@@ -24,6 +24,7 @@ from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog.entitlements import entitlements
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.jobs import jobs as job_records
+from rooms.db.jobs.requests import request_job
 from rooms.db.queries.message_scope import find_message_view
 from rooms.db.queries.messages import message_not_found
 from rooms.domain.ids import MessageId, RoomId, created_ms, room_of
@@ -213,7 +214,7 @@ async def _create_job(
     kind: JobKind,
     arguments: Mapping[str, Any],
 ) -> Response[JobAccepted]:
-    job = await job_records.request_job(
+    job = await request_job(
         connection,
         principal.organisation_id,
         kind,
@@ -359,7 +360,7 @@ async def replay(
         given["entitled"] = await entitlements(connection, found, _begin(data))
         if given["entitled"] is not None and found.status is SubscriptionStatus.SUSPENDED:
             raise ConflictError("it is suspended, and shows nothing of past messages")
-        job = await job_records.request_job(
+        job = await request_job(
             connection,
             principal.organisation_id,
             JobKind.REPLAY,

@@ -38,7 +38,7 @@ from rooms.api.params import (
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.connection import transaction
-from rooms.db.jobs import jobs as job_records
+from rooms.db.jobs.requests import request_job
 from rooms.db.sideline import queries as records
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.job import JobKind
@@ -342,7 +342,7 @@ async def _create_job(
                     "repeat the subscription's name here: purged deliveries cannot be restored",
                 )
             )
-        job = await job_records.request_job(
+        job = await request_job(
             connection,
             principal.organisation_id,
             kind,

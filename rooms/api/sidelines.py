@@ -132,10 +132,10 @@ async def set_schedule(
     """Set the schedule, or replace it; the first shovel runs after one interval."""
     identity = parse_subscription(subscription_id)
     async with change.transaction() as connection:
-        await find_subscription(connection, principal, identity)
+        subscription = await find_subscription(connection, principal, identity)
         return await records.set_schedule(
             connection,
-            identity,
+            subscription,
             interval_s=data.interval_s,
             rate_per_s=data.rate_per_s,
             concurrency=data.concurrency,

@@ -12,7 +12,7 @@ from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.params import IdPath
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_subscription
-from rooms.db.jobs.jobs import request_job
+from rooms.db.jobs.requests import request_job
 from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from litestar import Request, Response, post
 from litestar.di import NamedDependency, Provide
@@ -44,6 +44,7 @@ from rooms.db.catalog.subscription_requests import count_requests
 from rooms.db.catalog.subscription_states import Actor, record_created, suspensions_of
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import create_job
+from rooms.db.jobs.requests import check_open_jobs, count_open_jobs
 from rooms.db.journal import append
 from rooms.db.notify import Channel
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
@@ -158,6 +159,7 @@ async def _create_together(
             connection, creations[0].principal, group.room, pending=is_pending
         )
         free = await _requests_left(connection, group) if is_pending else len(creations)
+        replays = await _ReplayJobs.read(connection, subscriber, creations, pending=is_pending)
         sole: set[tuple[str | None, str]] = set()
         for creation in creations:
             try:
@@ -168,6 +170,7 @@ async def _create_together(
                         "owner; delete some, or ask for their approval"
                     )
                 left.check(len(rows))
+                replays.check(creation)
                 rows[creation] = _row(creation, access, types, standing)
             except RoomsError as exc:
                 results[creation] = exc
@@ -192,6 +195,33 @@ async def _create_together(
     if created:
         _on_committed(services, group.room, list(created), status)
     return [results[creation] for creation in creations]
+
+
+class _ReplayJobs:
+    """Count an organisation's open jobs, with those that new subscriptions add."""
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+
+    @classmethod
+    async def read(
+        cls,
+        connection: AsyncConnection,
+        subscriber: OrganisationId,
+        creations: Sequence[Creation],
+        *,
+        pending: bool,
+    ) -> Self:
+        """Count them if a creation adds one: not while it waits for approval (`pending`)."""
+        if pending or not any(creation.data.start_at for creation in creations):
+            return cls(None)
+        return cls((await count_open_jobs(connection, [subscriber]))[subscriber])
+
+    def check(self, creation: Creation) -> None:
+        """Count the job of a creation. QuotaExceededError: there may be no other."""
+        if self._count is not None and creation.data.start_at:
+            check_open_jobs(self._count)
+            self._count += 1
 
 
 async def _requests_left(connection: AsyncConnection, group: _Group) -> int:

@@ -1,24 +1,57 @@
 """Store the schedules by which sidelines are shoveled automatically."""
 
+# ruff: noqa: E501 - SQL statements keep their lines
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, delete, exists, select, update
+from sqlalchemy import RowMapping, delete, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.db.tables.magazines import shovel_schedules
-from rooms.db.tables.messages import sidelined
-from rooms.db.tables.organisations import jobs
-from rooms.db.tables.rooms import rooms, subscriptions
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
-from rooms.domain.job import JobKind, JobState
-from rooms.domain.state_machine import SubscriptionStatus
+from rooms.domain.job import JobKind
+from rooms.domain.room import Subscription
+from rooms.domain.state_machine import ENDED_STATUSES
+from rooms.errors import QuotaConflictError
 
+MAX_SCHEDULES: Final = 1000
+"""The most schedules of an organisation."""
 _MAX_DUE: Final = 200
+_ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED_STATUSES))
+_CLAIM_DUE: Final = text(f"""
+WITH ended AS (
+    DELETE FROM shovel_schedules s WHERE s.next_at <= now() AND NOT EXISTS (
+        SELECT FROM subscriptions u WHERE u.room_id = s.room_id AND u.id = s.subscription_id AND u.status NOT IN ({_ENDED}))
+), due AS (
+    SELECT s.room_id, s.subscription_id, u.organisation_id,
+        row_number() OVER (PARTITION BY u.organisation_id ORDER BY s.next_at, s.subscription_id) AS turn
+    FROM shovel_schedules s JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id AND u.status NOT IN ({_ENDED})
+        JOIN rooms r ON r.id = s.room_id AND NOT r.deleting
+    WHERE s.next_at <= now()
+), chosen AS (
+    SELECT s.room_id, s.subscription_id, d.organisation_id
+    FROM shovel_schedules s JOIN (SELECT * FROM due ORDER BY turn, organisation_id LIMIT :most) d USING (room_id, subscription_id)
+    WHERE s.next_at <= now()
+    FOR UPDATE OF s SKIP LOCKED
+), shoveling AS MATERIALIZED (
+    SELECT (j.arguments->>'subscription_id')::uuid AS subscription_id FROM jobs j
+    WHERE j.organisation_id IN (SELECT organisation_id FROM chosen) AND j.state IN ('queued', 'running') AND j.kind = '{JobKind.SHOVEL_SIDELINE}'
+), claimed AS (
+    UPDATE shovel_schedules s SET next_at = now() + make_interval(secs => s.interval_s)
+    FROM chosen c WHERE s.room_id = c.room_id AND s.subscription_id = c.subscription_id
+    RETURNING c.organisation_id, s.room_id, s.subscription_id, s.interval_s, s.rate_per_s, s.concurrency, s.max_shovels, s.next_at
+)
+SELECT c.organisation_id::text AS organisation_id, c.room_id, c.subscription_id::text AS subscription_id, c.interval_s, c.rate_per_s,
+    c.concurrency, c.max_shovels, c.next_at
+FROM claimed c
+WHERE EXISTS (SELECT FROM sidelined e WHERE e.room_id = c.room_id AND e.subscription_id = c.subscription_id)
+    AND c.subscription_id NOT IN (SELECT subscription_id FROM shoveling WHERE subscription_id IS NOT NULL)
+""")  # noqa: S608 - constants of this package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +77,22 @@ class DueSidelineSchedule:
 
 async def set_schedule(
     connection: AsyncConnection,
-    subscription: SubscriptionId,
+    subscription: Subscription,
     *,
     interval_s: int,
     rate_per_s: float | None,
     concurrency: int,
     max_shovels: int,
 ) -> SidelineSchedule:
-    """Shovel the sideline from now on, first after one interval. Any older schedule is replaced."""
+    """Shovel the sideline from now on, first after one interval. Any older schedule is replaced.
+
+    QuotaConflictError: the organisation has too many. Requests at the same time may each find one
+    place left.
+    """
+    if await find_schedule(connection, subscription.id) is None:
+        await _check_number(connection, subscription.organisation_id)
     values = {
+        "organisation_id": subscription.organisation_id,
         "interval_s": interval_s,
         "rate_per_s": rate_per_s,
         "concurrency": concurrency,
@@ -61,11 +101,27 @@ async def set_schedule(
     }
     statement = (
         insert(shovel_schedules)
-        .values(room_id=room_of(subscription), subscription_id=subscription, **values)
+        .values(room_id=subscription.room_id, subscription_id=subscription.id, **values)
         .on_conflict_do_update(index_elements=["room_id", "subscription_id"], set_=values)
         .returning(shovel_schedules)
     )
     return _schedule((await connection.execute(statement)).mappings().one())
+
+
+async def _check_number(connection: AsyncConnection, organisation: OrganisationId) -> None:
+    owned = (
+        select(shovel_schedules.c.room_id)
+        .where(shovel_schedules.c.organisation_id == organisation)
+        .limit(MAX_SCHEDULES)
+        .subquery()
+    )
+    count = await connection.scalar(select(func.count()).select_from(owned))
+    if count is not None and count >= MAX_SCHEDULES:
+        raise QuotaConflictError(
+            f"your organisation has {MAX_SCHEDULES} shovel schedules, and no more are allowed: "
+            "delete some, or shovel by request",
+            limit="shovel_schedules",
+        )
 
 
 async def find_schedule(
@@ -84,56 +140,21 @@ async def delete_schedule(connection: AsyncConnection, subscription: Subscriptio
 
 
 async def due_schedules(connection: AsyncConnection) -> Sequence[DueSidelineSchedule]:
-    """Return the due schedules, each moved on by its interval.
+    """Return the due schedules, each moved on by its interval; organisations take turns.
 
     The commit of this transaction claims them. Sidelines that are empty or being shoveled are left
-    out. Schedules of deleted subscriptions are deleted.
+    out. Due schedules of subscriptions that have ended are deleted.
     """
-    exists_conditions = (
-        subscriptions.c.room_id == shovel_schedules.c.room_id,
-        subscriptions.c.id == shovel_schedules.c.subscription_id,
-        subscriptions.c.status != SubscriptionStatus.DELETED,
-    )
-    await connection.execute(delete(shovel_schedules).where(~exists().where(*exists_conditions)))
-    chosen = (
-        select(shovel_schedules, subscriptions.c.organisation_id)
-        .join(rooms, rooms.c.id == shovel_schedules.c.room_id)
-        .join(subscriptions, subscriptions.c.id == shovel_schedules.c.subscription_id)
-        .where(shovel_schedules.c.next_at <= func.now(), rooms.c.deleting.is_(False))
-        .order_by(shovel_schedules.c.next_at)
-        .limit(_MAX_DUE)
-        .with_for_update(of=shovel_schedules, skip_locked=True)
-    )
-    found = (await connection.execute(chosen)).mappings().all()
-    return [due for row in found if (due := await _claim_schedule(connection, row)) is not None]
-
-
-async def _claim_schedule(
-    connection: AsyncConnection, row: RowMapping
-) -> DueSidelineSchedule | None:
-    subscription = SubscriptionId(row["subscription_id"])
-    schedule = _schedule(row)
-    later = update(shovel_schedules).where(*_key_conditions(subscription))
-    await connection.execute(
-        later.values(next_at=func.now() + _seconds_interval(schedule.interval_s))
-    )
-    room = room_of(subscription)
-    has_entries = exists().where(
-        sidelined.c.room_id == room, sidelined.c.subscription_id == subscription
-    )
-    is_shoveling = exists().where(
-        jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
-        jobs.c.kind == JobKind.SHOVEL_SIDELINE,
-        jobs.c.arguments["subscription_id"].astext == subscription,
-    )
-    if not await connection.scalar(select(has_entries & ~is_shoveling)):
-        return None
-    return DueSidelineSchedule(
-        organisation=OrganisationId(row["organisation_id"]),
-        room=room,
-        subscription=subscription,
-        schedule=schedule,
-    )
+    rows = (await connection.execute(_CLAIM_DUE, {"most": _MAX_DUE})).mappings().all()
+    return [
+        DueSidelineSchedule(
+            organisation=OrganisationId(row["organisation_id"]),
+            room=row["room_id"],
+            subscription=SubscriptionId(row["subscription_id"]),
+            schedule=_schedule(row),
+        )
+        for row in rows
+    ]
 
 
 def _key_conditions(subscription: SubscriptionId) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, RowMapping, Text, cast, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, cast, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.bounded_lists import read_bounded
@@ -31,10 +31,10 @@ from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, subscriptions
 from rooms.db.writer import PUBLISHER, LogWriter, session_name
 from rooms.domain.ids import JobId, OrganisationId, RoomId
-from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, REPEATABLE, JobKind, JobState
+from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
-from rooms.errors import ConflictError, NotFoundError, QuotaExceededError
+from rooms.errors import ConflictError, NotFoundError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,60 +56,6 @@ class JobRecord:
     updated_at: datetime
     finished_at: datetime | None
     result: Mapping[str, Any] | None
-
-
-MAX_OPEN_JOBS: Final = 1000
-"""The most jobs of an organisation that are not done, of kinds which it can request repeatedly."""
-MAX_OPEN_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes of the arguments of these jobs: the process that runs them reads all of them."""
-_RETRY_S: Final = 5
-
-
-async def request_job(
-    connection: AsyncConnection,
-    organisation: OrganisationId,
-    kind: JobKind,
-    *,
-    new_id: str,
-    room: RoomId | None,
-    arguments: Mapping[str, Any],
-) -> JobRecord:
-    """Add a job of a repeatable kind, if the organisation has not too many. QuotaExceededError.
-
-    Requests at the same time may each find one place left.
-    """
-    is_open = (
-        select(func.octet_length(cast(jobs.c.arguments, Text)).label("size"))
-        .where(
-            jobs.c.organisation_id == organisation,
-            jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
-            jobs.c.kind.in_(sorted(REPEATABLE)),
-        )
-        .limit(MAX_OPEN_JOBS)
-        .subquery()
-    )
-    count, size = (
-        await connection.execute(
-            select(func.count(), func.coalesce(func.sum(is_open.c.size), 0)).select_from(is_open)
-        )
-    ).one()
-    if count >= MAX_OPEN_JOBS:
-        raise QuotaExceededError(
-            f"your organisation has {MAX_OPEN_JOBS} jobs that are not done: wait for some, or "
-            "cancel them",
-            limit="open_jobs",
-            retry_after_s=_RETRY_S,
-        )
-    if size + len(msgspec.json.encode(arguments)) > MAX_OPEN_BYTES:
-        raise QuotaExceededError(
-            f"the jobs of your organisation that are not done have {size} bytes of keys and ids, "
-            f"and the limit is {MAX_OPEN_BYTES}: wait for some, cancel them, or name fewer",
-            limit="open_jobs",
-            retry_after_s=_RETRY_S,
-        )
-    return await create_job(
-        connection, organisation, kind, new_id=new_id, room=room, arguments=arguments
-    )
 
 
 async def create_job(
@@ -279,12 +225,23 @@ def _job(row: RowMapping) -> JobRecord:
 
 MAX_ERROR_LENGTH: Final = 1000
 
+MAX_FETCHED: Final = 1200
+"""The most jobs of an organisation that are read at a time."""
+# The organisations with open jobs are looked up one by one, each by its first entry of the index.
 _FETCH_OPEN: Final = """
+WITH RECURSIVE o (id) AS (
+    (SELECT organisation_id FROM jobs WHERE state IN ('queued', 'running') ORDER BY organisation_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT organisation_id FROM jobs WHERE state IN ('queued', 'running') AND organisation_id > o.id ORDER BY organisation_id LIMIT 1)
+    FROM o WHERE o.id IS NOT NULL
+)
 SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
-    SELECT id::text, organisation_id::text, kind, arguments, done, total, result, position, created_at,
-        extract(epoch FROM now() - created_at)::float8 AS age_s
-    FROM jobs WHERE state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[])
-        AND (snoozed_until IS NULL OR snoozed_until <= now()) ORDER BY jobs.id
+    SELECT f.* FROM o CROSS JOIN LATERAL (
+        SELECT id::text, organisation_id::text, kind, arguments, done, total, result, position, created_at,
+            extract(epoch FROM now() - created_at)::float8 AS age_s
+        FROM jobs WHERE organisation_id = o.id AND state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[])
+            AND (snoozed_until IS NULL OR snoozed_until <= now()) ORDER BY jobs.id LIMIT %(per_organisation)s
+    ) f ORDER BY 1
 ) j ON true
 """
 _OPEN_KINDS: Final = """
@@ -352,8 +309,12 @@ class OpenJob:
 class JobQueue:
     """Fetch jobs and record their progress through one writer. Errors: those of `LogWriter.run`."""
 
-    def __init__(self, writer: LogWriter, *, memory_s: float = 0) -> None:
+    def __init__(
+        self, writer: LogWriter, *, memory_s: float = 0, max_fetched: int = MAX_FETCHED
+    ) -> None:
+        """`max_fetched`: the most jobs of an organisation that are read at a time."""
         self._writer = writer
+        self.max_fetched = max_fetched
         self._memory_s = memory_s
         self._open_kinds: frozenset[str] = frozenset()
         self._open_kinds_until = -math.inf
@@ -361,7 +322,8 @@ class JobQueue:
     async def fetch_open(self, kinds: Iterable[JobKind]) -> list[OpenJob]:
         """Return the jobs of these kinds that are queued or running, the oldest first.
 
-        Those that are snoozed are left out. Many tasks ask often, mostly for nothing. So one statement answers all that find no job
+        Those that are snoozed are left out, and those of an organisation after `max_fetched`.
+        Many tasks ask often, mostly for nothing. So one statement answers all that find no job
         within `memory_s`.
         """
         if self._memory_s:
@@ -378,7 +340,8 @@ class JobQueue:
             kinds = [kind for kind in kinds if kind in self._open_kinds]
             if not kinds:
                 return []
-        rows = await self._writer.run(_FETCH_OPEN, {"kinds": word_array(sorted(kinds))})
+        parameters = {"kinds": word_array(sorted(kinds)), "per_organisation": self.max_fetched}
+        rows = await self._writer.run(_FETCH_OPEN, parameters)
         return [
             OpenJob(
                 id=JobId(identity),

@@ -87,6 +87,7 @@ shovel_schedules: Final = Table(
     int_column("concurrency"),
     int_column("max_shovels"),
     time_column("next_at"),
+    id_column("organisation_id", null=True),  # of the subscription
     PrimaryKeyConstraint("room_id", "subscription_id"),
 )
 

@@ -11,7 +11,7 @@ from delivery.maintenance.jobs import JobHandler, JobRunner, sleep_unless_stoppe
 from delivery.maintenance.resend import NOTHING_TO_DO, LossDetector, RecoverJob
 from delivery.maintenance.task import ShouldContinue
 from rooms.db import bounded_counts
-from rooms.db.jobs.jobs import JobQueue, OpenJob
+from rooms.db.jobs.jobs import MAX_FETCHED, JobQueue, OpenJob
 from rooms.db.queue.resend import ResendQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import JobId
@@ -73,15 +73,19 @@ async def comes(condition: Callable[[], bool]) -> None:
     await until(look, "the jobs to come so far")
 
 
-def jobs_of(writer: LogWriter, work: JobHandler, **settings: Any) -> JobRunner:
+def jobs_of(
+    writer: LogWriter, work: JobHandler, *, max_fetched: int = MAX_FETCHED, **settings: Any
+) -> JobRunner:
     kinds = (
+        JobKind.DELETE_SUBSCRIPTION,
         JobKind.REPLAY,
         JobKind.RESTORE,
         JobKind.CLEAR_ROOM,
         JobKind.CLEAR_SUBSCRIPTION,
         JobKind.SKIP_TO_NOW,
     )
-    return JobRunner(JobQueue(writer), dict.fromkeys(kinds, work), poll_s=0.01, **settings)
+    queue = JobQueue(writer, max_fetched=max_fetched)
+    return JobRunner(queue, dict.fromkeys(kinds, work), poll_s=0.01, **settings)
 
 
 async def test_a_slow_job_delays_only_jobs_of_its_key(
@@ -202,6 +206,52 @@ async def test_organisations_have_the_same_number_of_slots(
         event.set()
     await asyncio.wait_for(running, PATIENCE_S)
     assert set(doing.over) == {*many, *quick}
+
+
+async def test_few_jobs_of_an_organisation_are_read_and_those_of_others_too(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """Tens of thousands of open jobs of one organisation are not read again each time."""
+    (other,) = await installation.rows(
+        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'other') RETURNING id::text"
+    )
+    many = [await ask(installation, "delete_room", room_id=n) for n in range(5)]
+    snoozed = await ask(installation, "delete_room", room_id=8)
+    few = [
+        await ask(installation, "delete_room", organisation=other["id"], room_id=n)
+        for n in range(2)
+    ]
+    await installation.rows(
+        "UPDATE jobs SET snoozed_until = now() + interval '1 min' WHERE id = %s", many[0]
+    )
+    queue = JobQueue(writer, max_fetched=3)
+    found = await queue.fetch_open([JobKind.DELETE_ROOM])
+    assert [one.id for one in found] == [*many[1:4], *few]
+    assert await queue.fetch_open([JobKind.REPLAY]) == []
+    await installation.rows("UPDATE jobs SET state = 'done' WHERE id = ANY (%s)", many)
+    found = await queue.fetch_open([JobKind.DELETE_ROOM])
+    assert [one.id for one in found] == [snoozed, *few]
+
+
+async def test_jobs_that_wait_keep_no_later_ones_from_being_read(
+    installation: Installation, writer: LogWriter
+) -> None:
+    waiting = [
+        await ask(installation, "delete_subscription", room_id=7, subscription_id=str(n))
+        for n in range(7)
+    ]
+    last = await ask(installation, "replay", room_id=7, subscription_id="last")
+    begun: list[str] = []
+
+    async def work(task: OpenJob, _go_on: ShouldContinue) -> bool:
+        begun.append(task.id)
+        return task.id == last
+
+    running = await runs(
+        jobs_of(writer, work, max_fetched=3), lambda: not {*waiting, last} <= set(begun)
+    )
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert (await job(installation, last))["state"] == "done"
 
 
 async def test_an_organisation_that_keeps_asking_delays_no_other(

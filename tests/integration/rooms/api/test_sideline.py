@@ -7,7 +7,7 @@ import pytest
 
 from delivery.sideline.shovel import ShovelRequest
 from rooms.db.connection import Connection, open_connection
-from rooms.db.jobs import jobs as job_records
+from rooms.db.jobs import requests as job_requests
 from rooms.db.sideline import queries
 from rooms.domain.state_machine import Reason
 from tests.integration.rooms.api.conftest import Api
@@ -277,7 +277,7 @@ async def test_the_open_jobs_of_an_organisation_are_bounded_in_bytes(api: Api) -
     assert "name fewer" in refused.json()["detail"]
     assert (await api.call("POST", at, json={})).status_code == 202
     ((size,),) = await api.sql("SELECT sum(octet_length(arguments::text)) FROM jobs")
-    assert size <= job_records.MAX_OPEN_BYTES
+    assert size <= job_requests.MAX_OPEN_BYTES
     # A list of such jobs ends early, and goes on.
     seen: list[str] = []
     cursor: str | None = ""
@@ -295,7 +295,7 @@ async def test_the_open_jobs_of_an_organisation_are_bounded_in_bytes(api: Api) -
 async def test_an_organisation_has_a_limited_number_of_open_jobs(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_records, "MAX_OPEN_JOBS", 2)
+    monkeypatch.setattr(job_requests, "MAX_OPEN_JOBS", 2)
     subscription = await sidelined(api)
     at = f"/subscriptions/{subscription['id']}"
     requests: list[tuple[str, dict[str, Any]]] = [

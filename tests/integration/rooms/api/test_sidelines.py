@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from delivery.sideline import tasks
 from delivery.sideline.tasks import ShovelScheduler
+from rooms.db.catalog import shovel_schedules
 from rooms.db.sideline import overview
 from rooms.domain.ids import IdGenerator
 from tests.integration.rooms.api.conftest import Api
@@ -158,6 +160,73 @@ async def test_empty_and_deleted_sidelines_are_not_shoveled(api: Api) -> None:
     assert (await api.call("DELETE", f"/subscriptions/{subscription['id']}")).status_code == 202
     assert await look(api) == []
     assert await api.sql("SELECT 1 FROM shovel_schedules") == []
+
+
+async def several(api: Api, number: int) -> list[dict[str, Any]]:
+    """Return so many subscriptions of one room, each with something sidelined."""
+    found = [await sidelined(api, 1)]
+    room = found[0]["room_id"]
+    found += [await api.subscription(room, f"more-{one}") for one in range(1, number)]
+    for subscription in found[1:]:
+        await api.sql(
+            "INSERT INTO sidelined (room_id, id, subscription_id, generation, reason, since)"
+            f" VALUES ({room}, gen_random_uuid(), '{subscription['id']}', 0, 'orphan', now())"
+        )
+    return found
+
+
+async def test_organisations_take_turns_where_many_shovels_are_due(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shovel_schedules, "_MAX_DUE", 2)
+    many = await several(api, 3)
+    for subscription in many:
+        await api.call("PUT", schedule(subscription), json={"interval_s": 600})
+    await api.sql(DUE)
+    await api.sql(
+        "WITH o AS (INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'third')"
+        " RETURNING id) UPDATE subscriptions SET organisation_id = (SELECT id FROM o)"
+        f" WHERE id = '{many[2]['id']}'"
+    )
+    await ShovelScheduler(api.services.engine, api.services.clock, api.services.ids).run(
+        lambda: True
+    )
+    found = await api.sql("SELECT arguments->>'subscription_id' FROM jobs ORDER BY 1")
+    assert len(found) == 2
+    assert (many[2]["id"],) in found
+
+
+async def test_an_organisation_with_too_many_open_jobs_waits_for_the_next_interval(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "MAX_OPEN_JOBS", 1)
+    for subscription in await several(api, 3):
+        await api.call("PUT", schedule(subscription), json={"interval_s": 600})
+    await api.sql(DUE)
+    assert len(await look(api)) == 1
+    assert await api.sql("SELECT DISTINCT next_at > now() FROM shovel_schedules") == [(True,)]
+    (record,) = [one for one in caplog.records if "open jobs" in one.message]
+    assert "2 scheduled shovels" in record.message
+    await api.sql("UPDATE jobs SET state = 'done'")
+    await api.sql(DUE)
+    assert len(await look(api)) == 2
+
+
+async def test_an_organisation_has_a_limited_number_of_schedules(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shovel_schedules, "MAX_SCHEDULES", 1)
+    first, second = await several(api, 2)
+    for _ in range(2):
+        answer = await api.call("PUT", schedule(first), json={"interval_s": 60})
+        assert answer.status_code == 200
+    refused = await api.call("PUT", schedule(second), json={"interval_s": 60})
+    assert refused.status_code == 409
+    assert refused.json()["limit"] == "shovel_schedules"
+    # The schedule of a subscription that is deleted takes no place.
+    assert (await api.call("DELETE", f"/subscriptions/{first['id']}")).status_code == 202
+    answer = await api.call("PUT", schedule(second), json={"interval_s": 60})
+    assert answer.status_code == 200
 
 
 async def test_an_ended_term_requests_nothing(api: Api) -> None:

@@ -8,9 +8,11 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from delivery.maintenance import replay
+from rooms.db.jobs import requests
 from rooms.domain.ids import created_ms
 from rooms.domain.job import JobKind
 from tests.integration.delivery.maintenance.test_replay import jobs_of
@@ -96,6 +98,26 @@ async def test_there_is_neither_a_gap_nor_a_double_to_what_is_published_live(api
     found = await history(api, owner, made)
     assert sorted(found) == sorted(expected)
     assert await history(api, owner, made) == []
+
+
+async def test_a_start_in_the_past_needs_a_place_for_its_job(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MAX_OPEN_JOBS", 1)
+    owner = await member(api)
+    room = await shared_room(api, owner)
+    path = f"/rooms/{room}/subscriptions"
+
+    async def create(name: str, **fields: Any) -> httpx.Response:
+        return await api.call(
+            "POST", path, owner.key, json={"name": name, "type": "PULL", **fields}
+        )
+
+    answers = await asyncio.gather(*[create(f"s{n}", start_at=LONG_AGO) for n in range(5)])
+    assert sorted(answer.status_code for answer in answers) == [201, 429, 429, 429, 429]
+    (refused, *_) = [answer for answer in answers if answer.status_code == 429]
+    assert refused.json()["limit"] == "open_jobs"
+    assert (await create("now")).status_code == 201
 
 
 async def test_the_replay_waits_for_publishes_that_do_not_know_of_it(
