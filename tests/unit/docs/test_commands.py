@@ -1,19 +1,30 @@
 """Check the commands in the documentation without running them, as test_docs_commands.py does."""
 
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
 import pytest
 
 from rooms.cli import build_cli
-from tests.support.docs_shell import PageError, Step, steps
-from tests.support.markdown import spans
+from tests.support.docs_shell import SHELL, PageError, Step, steps
+from tests.support.markdown import blocks, prose_of, spans
 from tests.support.prose import files_in
 from tests.support.service import ROOT
 
 TEMPLATES = ROOT / "rooms" / "console" / "templates"
 
+READING = frozenset(
+    {"counts", "deliveries", "list", "messages", "show", "sideline", "status", "timeline"}
+)
+"""Commands that change nothing, of those that wait for something or check it."""
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
+_WAITS_OR_CHECKS = re.compile(
+    r"eventually \S.*|\w+\(\) \{ .*; \}|[^|&;]+\| python3 -c ''|[^|&;]+\| grep -q .*"
+)
+_CHANGES = re.compile(r"(?<!&)&(?!&)|>|(?:^| )(?:-d|-X|--data|--request)(?= |$)", re.MULTILINE)
 PAGES = [
     page
     for page in (*sorted(ROOT.glob("*.md")), *files_in([ROOT / "docs"]))
@@ -37,6 +48,104 @@ def test_every_command_in_the_text_exists(page: Path) -> None:
 def test_every_command_on_a_page_of_the_console_exists(template: Path) -> None:
     found = re.findall("command=.?(rooms [^~]*)", template.read_text())
     assert [text for text in found if not _exists(text.strip("'\" "))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_hidden_commands_only_wait_or_check(page: Path) -> None:
+    """A reader does not see them, so what they made would be missing in the reader's service."""
+    assert list(_hidden_changes(page.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "rooms publish orders order.created '{}'",
+        "eventually sh -c 'rooms publish orders order.created'",
+        "made() { rooms room create a; }\neventually made",
+        "python3 receiver.py 2>receiver.log &",
+        "eventually true &",
+        "eventually true > log",
+        "call $API/rooms -d '{}' | grep -q id",
+        'call $API/rooms | python3 -c "print(1)"',
+        "export A=1",
+    ],
+)
+def test_a_hidden_command_that_changes_something_is_found(hidden: str) -> None:
+    assert list(_hidden_changes(f"<!-- run:\n{hidden}\n-->\n")) != []
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "eventually sh -c 'rooms timeline orders/order-1 | grep -q delivered'",
+        "done() { rooms deliveries orders/a | grep -q done; }\neventually done",
+        'call $API/rooms | python3 -c "\nimport json\nassert json"',
+    ],
+)
+def test_a_hidden_command_that_waits_or_checks_is_accepted(hidden: str) -> None:
+    assert list(_hidden_changes(f"<!-- run:\n{hidden}\n-->\n")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_readers_are_shown_no_command_that_only_the_tests_have(page: Path) -> None:
+    assert [line for line in _shown_lines(page.read_text()) if "eventually" in line.split()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_readers_see_the_name_of_each_file_that_a_command_uses(page: Path) -> None:
+    source = page.read_text()
+    shown = prose_of(source) + "\n".join(_shown_lines(source))
+    asked = steps(source)
+    used = [
+        one.file
+        for one in asked
+        if one.file
+        and any(
+            re.search(rf"\b{Path(one.file).stem}\b", other.commands or other.text)
+            for other in asked
+            if other is not one
+        )
+    ]
+    # A reader writes a file only under a name that the text says.
+    assert [name for name in used if name not in shown] == []
+
+
+def _hidden_changes(source: str) -> Iterator[str]:
+    """Yield what the page's hidden blocks do besides waiting and checking."""
+    for block in blocks(source):
+        if block.language is not None or not block.text.startswith("run:"):
+            continue
+        commands = block.text.removeprefix("run:").strip()
+        outside = _QUOTED.sub("''", commands)
+        yield from (
+            line for line in outside.splitlines() if not _WAITS_OR_CHECKS.fullmatch(line.strip())
+        )
+        yield from _CHANGES.findall(outside)
+        yield from (set(re.findall(r"[\w-]+", commands)) & _command_names()) - READING
+        if "python3 -c" in commands and not re.search(r"\bassert\b|create_connection", commands):
+            yield commands
+
+
+def _shown_lines(source: str) -> Iterator[str]:
+    for block in blocks(source):
+        if block.language in SHELL:
+            yield from block.text.splitlines()
+
+
+@cache
+def _command_names() -> frozenset[str]:
+    """Return the last word of each command."""
+
+    def leaves(command: click.Command, name: str) -> Iterator[str]:
+        if not isinstance(command, click.Group):
+            yield name
+            return
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            if (found := command.get_command(context, word)) is not None:
+                yield from leaves(found, word)
+
+    return frozenset(leaves(build_cli(), ""))
 
 
 def _exists(text: str) -> bool:
