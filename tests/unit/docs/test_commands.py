@@ -20,11 +20,21 @@ READING = frozenset(
     {"counts", "deliveries", "list", "messages", "show", "sideline", "status", "timeline"}
 )
 """Commands that change nothing, of those that wait for something or check it."""
+SECRET_FOLDER = ".rooms/"
+"""It is in no commit, and `make run` makes it so that only its owner may enter."""
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _WAITS_OR_CHECKS = re.compile(
     r"eventually \S.*|\w+\(\) \{ .*; \}|[^|&;]+\| python3 -c ''|[^|&;]+\| grep -q .*"
 )
 _CHANGES = re.compile(r"(?<!&)&(?!&)|>|(?:^| )(?:-d|-X|--data|--request)(?= |$)", re.MULTILINE)
+_MAKES_A_SECRET = re.compile(
+    r"\bkey (?:create|rotate)\b|subscription create\b(?!.*--type pull)|\brotate-(?:secret|password)\b"
+    r"|\bsigning-key generate\b|\b(?:portal|sign-in)-link\b|\bcurl\b.* -c |\b-keyout\b|-keyout "
+)
+_WRITTEN = re.compile(
+    r"(?:(?<![0-9&])>>?\s*|\btee (?:-a )?| -c | -o | --out | -keyout |\bgenerate )(?!&|/dev/null)(\S+)"
+)
+
 PAGES = [
     page
     for page in (*sorted(ROOT.glob("*.md")), *files_in([ROOT / "docs"]))
@@ -92,6 +102,35 @@ def test_readers_are_shown_no_command_that_only_the_tests_have(page: Path) -> No
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_secrets_are_written_only_below_the_folder_for_them(page: Path) -> None:
+    assert list(_exposed_secrets(page.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "exposed"),
+    [
+        ("rooms --json key create --name a > key.json", "key.json"),
+        (
+            "rooms --json organisation key create b \\\n  --name c | field key > $name.key",
+            "$name.key",
+        ),
+        ("health --json key rotate ward | field key >> ward.key", "ward.key"),
+        ("rooms --json subscription create a b --push-url http://c/d | tee e.json", "e.json"),
+        ("rooms signing-key generate signing.json", "signing.json"),
+        ('curl -sS -c cookies "$LINK"', "cookies"),
+        ("openssl req -x509 -nodes -keyout tls-key.pem -out .rooms/tls.pem", "tls-key.pem"),
+        ("rooms --json key create --name a > .rooms/key.json", None),
+        ("rooms --json subscription create a b --type pull > queue.json", None),
+        ("rooms key create --name a 2> errors", None),
+        ("rooms usage export --out usage.csv", None),
+    ],
+)
+def test_a_secret_that_others_may_read_is_found(command: str, exposed: str | None) -> None:
+    found = list(_exposed_secrets(f"```sh\n{command}\n```\n"))
+    assert found == ([] if exposed is None else [exposed])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_readers_see_the_name_of_each_file_that_a_command_uses(page: Path) -> None:
     source = page.read_text()
     shown = prose_of(source) + "\n".join(_shown_lines(source))
@@ -130,6 +169,17 @@ def _shown_lines(source: str) -> Iterator[str]:
     for block in blocks(source):
         if block.language in SHELL:
             yield from block.text.splitlines()
+
+
+def _exposed_secrets(source: str) -> Iterator[str]:
+    """Yield the names of files that get a secret and are not in the folder for them."""
+    for block in blocks(source):
+        if block.language in SHELL:
+            for command in block.text.replace("\\\n", " ").splitlines():
+                if _MAKES_A_SECRET.search(command):
+                    for name in _WRITTEN.findall(command):
+                        if not name.startswith(SECRET_FOLDER):
+                            yield name
 
 
 @cache

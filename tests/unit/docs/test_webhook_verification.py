@@ -95,7 +95,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     for file in ("verify.py", "receiver.py"):
         text = shown("docs/guides/webhooks.md", file).replace("9000", str(port))
         (folder / file).write_text(text)
-    (folder / "billing.json").write_text(json.dumps({"secret": SECRET}))
+    secrets = folder / ".rooms"
+    secrets.mkdir()
+    (secrets / "billing.json").write_text(json.dumps({"secret": SECRET}))
     process = subprocess.Popen([sys.executable, "receiver.py"], cwd=folder)
     try:
         until(lambda: listens(port), "the receiver")
