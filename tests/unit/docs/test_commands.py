@@ -149,6 +149,17 @@ def test_readers_see_the_name_of_each_file_that_a_command_uses(page: Path) -> No
     assert [name for name in used if name not in shown] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_a_portal_name_the_person(page: Path) -> None:
+    """Without it the customer sees the operator's login."""
+    source = page.read_text()
+    shown = [*(text for _, text in spans(source)), *_shown_lines(source)]
+    links = [line for line in shown if line.startswith("rooms portal-link ")]
+    unnamed = [line for line in links if " --name " not in line]
+    # The changelog names options, and shows no command to run.
+    assert unnamed == [] or page.name == "CHANGELOG.md"
+
+
 def _hidden_changes(source: str) -> Iterator[str]:
     """Yield what the page's hidden blocks do besides waiting and checking."""
     for block in blocks(source):
