@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
 
 from rooms.domain.names import NAME_PATTERN, NAME_RULE
+from rooms.domain.similar_names import suggestion
 
 TIME_RULE: Final = "must be a time with its offset, like 2026-01-31T12:00:00Z"
 _KINDS: Final = {
@@ -30,7 +30,6 @@ _PATH_SEGMENT: Final = re.compile(r"\.?(?P<name>[^.\[\]]+)|\[(?P<index>[0-9.]+)\
 _DATETIME_ERRORS: Final = ("Invalid RFC3339 encoded datetime", "Expected datetime")
 _ENUM_ERROR: Final = "Invalid enum value"
 _DEFS_PREFIX: Final = "#/$defs/"
-_MAX_NAME_TO_MATCH: Final = 64
 
 
 def validation_message(message: str, kind: Any = None, path: str = "") -> str:
@@ -67,8 +66,7 @@ def validation_message(message: str, kind: Any = None, path: str = "") -> str:
 
 def unknown_field_message(name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown field, with the nearest of the known ones."""
-    near = get_close_matches(name, list(known), n=1) if len(name) <= _MAX_NAME_TO_MATCH else []
-    return f"there is no such field; is {near[0]} meant?" if near else "there is no such field"
+    return f"there is no such field{suggestion(name, list(known))}"
 
 
 def invalid_json_message(error: Exception) -> str:

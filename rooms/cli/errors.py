@@ -63,6 +63,8 @@ class ProblemError(CliError):
         self.status = status
         self.problem = dict(problem)
         self.retry_after_s = retry_after_s
+        self.advice = ""
+        """A last line for people, which the command adds."""
         super().__init__(str(problem.get("title") or f"HTTP {status}"))
 
     @property
@@ -93,7 +95,12 @@ class ProblemError(CliError):
             and detail != self.message
             and not (fields and all(line in str(detail) for line in fields))
         )
-        return [f"{self.message} ({self.status})", *([str(detail)] if show_detail else []), *fields]
+        return [
+            f"{self.message} ({self.status})",
+            *([str(detail)] if show_detail else []),
+            *fields,
+            *([self.advice] if self.advice else []),
+        ]
 
 
 def is_transient(error: CliError) -> bool:

@@ -4,6 +4,7 @@ import click
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.options import Paging, find_room, paging_options, path_segment, read_json, set_fields
+from rooms.cli.unknown_names import event_type_advice
 
 _SCHEMA_HELP = "JSON Schema (2020-12 or draft-07), or @FILE."
 
@@ -60,9 +61,9 @@ def show(session: CliSession, /, *, room: str, name: str) -> None:
     """Show one event type."""
     with session.client() as client:
         found = find_room(client, room)
-        session.output().resource(
-            client.call("GET", f"/rooms/{found['id']}/event-types/{path_segment(name)}")
-        )
+        path = f"/rooms/{found['id']}/event-types/{path_segment(name)}"
+        with event_type_advice(client, found, name):
+            session.output().resource(client.call("GET", path))
 
 
 @event_type.command("add-version")
@@ -76,7 +77,8 @@ def add_version(session: CliSession, /, *, room: str, name: str, schema: str) ->
     with session.client() as client:
         found = find_room(client, room)
         path = f"/rooms/{found['id']}/event-types/{path_segment(name)}/versions"
-        session.output().resource(client.call("POST", path, json=body))
+        with event_type_advice(client, found, name):
+            session.output().resource(client.call("POST", path, json=body))
 
 
 @event_type.command()
@@ -91,6 +93,9 @@ def delete(session: CliSession, /, *, room: str, name: str, version: int | None)
     with session.client() as client:
         found = find_room(client, room)
         path = f"/rooms/{found['id']}/event-types/{path_segment(name)}"
-        answer = client.call("DELETE", path if version is None else f"{path}/versions/{version}")
+        with event_type_advice(client, found, name):
+            answer = client.call(
+                "DELETE", path if version is None else f"{path}/versions/{version}"
+            )
     if answer is not None:
         session.output().resource(answer)

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import click
 
 from rooms.cli.errors import CliError, ProblemError
+from rooms.cli.unknown_names import suggested
 from rooms.domain.state_machine import ENDED_STATUSES, State
 from rooms.safe_text import terminal_safe
 
@@ -311,7 +312,7 @@ def find_room(client: "ApiClient", reference: str) -> dict[str, Any]:
         return in_directory
     raise CliError(
         f"there is no room {reference!r}; `rooms room list` shows the rooms of this key, "
-        "`rooms directory` those of others"
+        f"`rooms directory` those of others{suggested(client, '/rooms', reference)}"
     )
 
 
@@ -338,9 +339,10 @@ def find_subscription(
     ]
     owner = room.get("organisation_id")
     if not named:
+        near = suggested(client, f"/rooms/{room['id']}/subscriptions", name)
         raise CliError(
             f"room {room['name']!r} has no subscription {name!r}; `rooms subscription list"
-            f" {room['name']}` shows them"
+            f" {room['name']}` shows them{near}"
         )
     preferred = [one for one in named if (one.get("organisation_id") != owner) is foreign] or named
     living = [one for one in preferred if one.get("status") not in ENDED_STATUSES]
@@ -358,7 +360,10 @@ def find_organisation(client: "ApiClient", reference: str) -> dict[str, Any]:
         for organisation in client.iter_items("/organisations", {query: reference}):
             if organisation[query] == reference:
                 return organisation
-    raise CliError(f"there is no organisation {reference!r}; `rooms organisation list` shows them")
+    near = suggested(client, "/organisations", reference)
+    raise CliError(
+        f"there is no organisation {reference!r}; `rooms organisation list` shows them{near}"
+    )
 
 
 def _only(found: Sequence[dict[str, Any]], what: str, *, owner: str) -> dict[str, Any]:

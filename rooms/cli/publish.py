@@ -15,6 +15,7 @@ import click
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
 from rooms.cli.options import find_room, parse_pairs, read_argument, set_fields
+from rooms.cli.unknown_names import event_type_advice
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ def publish(
             signature = _sign(client, signing_key_path, found["id"], message, raw)
             body = _request_body({**message, "signature": signature}, raw)
         path = f"/rooms/{found['id']}/messages{'/check' if check else ''}"
-        answer = client.call("POST", path, body=body, headers={} if check else headers)
+        with event_type_advice(client, found):
+            answer = client.call("POST", path, body=body, headers={} if check else headers)
     session.output().resource(answer)
 
 

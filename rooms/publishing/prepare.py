@@ -210,7 +210,13 @@ class Preparer:
                 route = _route(routing, message, access, refused.get(index))
                 schema = routing.schema(message.event_type, route.version)
             except (UnroutableError, InvalidError) as exc:
-                problems += routing_problems(exc, prefix)
+                # Only once: the search for a similar name takes longer than the rest.
+                advice = (
+                    routing.event_type_advice(message.event_type, access)
+                    if not problems and getattr(exc, "field", "") == "event_type"
+                    else ""
+                )
+                problems += routing_problems(exc, prefix, advice)
                 continue
             chosen = message.destinations
             if message.deliver_at is not None or chosen is not None:

@@ -9,10 +9,12 @@ from rooms.publishing.request import MessageRequest
 from rooms.publishing.routing import PublishAccess, UnroutableError
 
 
-def routing_problems(error: UnroutableError | InvalidError, prefix: str) -> Iterator[FieldProblem]:
-    """Name the fields for which a message has no route."""
+def routing_problems(
+    error: UnroutableError | InvalidError, prefix: str, advice: str = ""
+) -> Iterator[FieldProblem]:
+    """Name the fields for which a message has no route; `advice` ends the text of the first."""
     if isinstance(error, UnroutableError):
-        yield FieldProblem(prefix + error.field, str(error))
+        yield FieldProblem(prefix + error.field, f"{error}{advice}")
     else:
         yield from (FieldProblem(prefix + one.field, one.message) for one in error.problems)
 

@@ -16,6 +16,7 @@ from rooms.db.publish.routing import (
 from rooms.domain.event_type_pattern import covers, matches
 from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.principal import Principal
+from rooms.domain.similar_names import suggestion
 from rooms.errors import (
     FieldProblem,
     ForbiddenError,
@@ -32,6 +33,8 @@ _ENTRY_BYTES: Final = 512
 """About so many bytes a version or subscription takes beside its schema or filter."""
 MAX_ROUTE_BYTES: Final = 64 * 1024 * 1024
 """About so many bytes of routes a table keeps, or four times those of a route to all, if more."""
+_MAX_SEARCHED: Final = 50
+"""Of so many event types at most, the one nearest to an unknown one is looked for, on the loop."""
 _SCHEMA_FIELD: Final = "event_type"
 
 
@@ -72,6 +75,10 @@ class PublishAccess:
             )
         if not covers(self._key, event_type):
             raise ForbiddenError(f"this key may not publish the event type {event_type!r}")
+
+    def may_publish(self, event_type: str) -> bool:
+        """Return whether the grants and the key include an event type."""
+        return covers(self._granted, event_type) and covers(self._key, event_type)
 
     def may_name(self, recipient: SubscriptionRecord) -> bool:
         """Return whether a publish may name a subscription as its destination."""
@@ -185,10 +192,7 @@ class RoutingTable:
         """Return the route of a type and version (None: the latest). UnroutableError: no such."""
         versions = self._versions.get(event_type)
         if not versions:
-            raise UnroutableError(
-                "event_type",
-                f"this room has no event type {event_type!r}: declare it, or choose another",
-            )
+            raise UnroutableError("event_type", f"this room has no event type {event_type!r}")
         if version is None:
             version = max(versions)
         elif version not in versions:
@@ -210,6 +214,13 @@ class RoutingTable:
                 self.room_id, event_type, version, interested, self.weight.add
             )
         return route
+
+    def event_type_advice(self, event_type: str, access: PublishAccess | None) -> str:
+        """Return what ends the error for an unknown type: the nearest that `access` may publish."""
+        names = list(self._versions) if len(self._versions) <= _MAX_SEARCHED else []
+        known = [one for one in names if access is None or access.may_publish(one)]
+        listed = f"GET /v1/rooms/{self.room_id}/event-types lists them"
+        return f"{suggestion(event_type, known)}; {listed}"
 
     def apply_filters(
         self,

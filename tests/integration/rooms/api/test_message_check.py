@@ -93,3 +93,22 @@ async def test_lists_are_filtered_by_a_part_of_a_name_and_by_type(api: Api) -> N
         assert [one["name"] for one in of_type] == ["crm-pull"]
         named = (await api.call("GET", f"{path}?contains=CRM")).json()["items"]
         assert len(named) == 2
+
+
+async def test_an_unknown_event_type_is_answered_with_the_nearest_one_once(api: Api) -> None:
+    room = (await api.room())["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "order.created"})
+    message = {"event_type": "order.creatd", "payload": 1}
+    at = f"/rooms/{room}/messages"
+    begun = "this room has no event type 'order.creatd'"
+    listed = f"; GET /v1/rooms/{room}/event-types lists them"
+    named = {"field": "event_type", "message": f"{begun}; is order.created meant?{listed}"}
+    for path in (at, f"{at}/check"):
+        answer = await api.call("POST", path, "publish", json=message)
+        assert (answer.status_code, answer.json()["errors"]) == (422, [named])
+    batch = await api.call("POST", f"{at}/batch", "publish", json={"messages": [message] * 2})
+    # The search takes longer than the rest, so a request causes it once.
+    assert batch.json()["errors"] == [
+        {"field": "messages[0].event_type", "message": named["message"]},
+        {"field": "messages[1].event_type", "message": begun},
+    ]

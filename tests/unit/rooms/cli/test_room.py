@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli_runner import Terminal
-from tests.support.fake_api import FakeRooms
+from tests.support.fake_api import FakeRooms, problem
 from tests.support.sleep_recorder import recorded_pauses
 
 
@@ -129,7 +129,9 @@ def test_event_types_take_their_schema_from_a_file(
 
 def test_names_cannot_leave_their_place_in_a_path(terminal: Terminal, fake: FakeRooms) -> None:
     terminal.run("event-type", "show", "orders", "../../subscriptions?x")
-    assert fake.requests[-1].path == "/v1/rooms/1000/event-types/..%2F..%2Fsubscriptions%3Fx"
+    shown, listed = fake.requests[-2:]
+    assert shown.path == "/v1/rooms/1000/event-types/..%2F..%2Fsubscriptions%3Fx"
+    assert listed.path == "/v1/rooms/1000/event-types"
 
 
 def test_a_push_subscription(terminal: Terminal, fake: FakeRooms) -> None:
@@ -175,6 +177,70 @@ def test_a_subscription_goes_by_id_or_by_room_and_name(terminal: Terminal, fake:
         assert terminal.json("subscription", "show", reference)["name"] == "crm"
     assert "no subscription 'other'" in terminal.run("subscription", "show", "orders/other").stderr
     assert "crm" in terminal.done("subscription", "list", "orders")
+
+
+@pytest.mark.parametrize(
+    ("command", "texts"),
+    [
+        (["subscription", "show", "orders/crn"], ["`rooms subscription list orders`", "crm"]),
+        (["room", "show", "ordres"], ["`rooms room list`", "orders"]),
+        (["event-type", "show", "orders", "pait"], ["`rooms event-type list orders`", "paid"]),
+        (
+            ["event-type", "add-version", "orders", "pait", "--schema", "1"],
+            ["list orders`", "paid"],
+        ),
+        (["event-type", "delete", "orders", "pait"], ["`rooms event-type list orders`", "paid"]),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_and_the_command_that_lists_them(
+    terminal: Terminal, fake: FakeRooms, command: list[str], texts: list[str]
+) -> None:
+    fake.event_types.append({"id": fake.identity(900), "name": "paid", "latest_version": 1})
+    fake.interfere = lambda seen: (
+        problem(404, "Not found", "there is no event type pait") if "/pait" in seen.path else None
+    )
+    done = terminal.run(*command)
+    assert done.exit_code == 1
+    assert texts[0] in done.stderr
+    assert f"is {texts[1]} meant?" in done.stderr
+
+
+def test_names_that_may_not_be_listed_are_not_suggested(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    fake.interfere = lambda seen: (
+        problem(403, "Forbidden", "") if "/event-types" in seen.path else None
+    )
+    done = terminal.run("event-type", "show", "orders", "pait")
+    assert done.exit_code == 1
+    assert "Forbidden" in done.stderr
+    assert "meant" not in done.stderr
+
+
+def test_a_message_of_an_unknown_event_type_is_answered_with_the_command_that_lists_them(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    fake.interfere = lambda seen: (
+        problem(422, "Fields of the request are wrong", "", [("event_type", "is unknown")])
+        if seen.path.endswith("/messages")
+        else None
+    )
+    done = terminal.run("publish", "orders", "pait", "{}")
+    assert "event_type: is unknown" in done.stderr
+    assert "`rooms event-type list orders` shows them" in done.stderr
+
+
+def test_a_publish_that_is_refused_for_another_reason_gets_no_advice(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    fake.interfere = lambda seen: (
+        problem(404, "Not found", "there is no such room")
+        if seen.path.endswith("/messages")
+        else None
+    )
+    done = terminal.run("publish", "orders", "paid", "{}")
+    assert "there is no such room" in done.stderr
+    assert "event-type list" not in done.stderr
 
 
 def test_a_subscription_is_changed(terminal: Terminal, fake: FakeRooms) -> None:

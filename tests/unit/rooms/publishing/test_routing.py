@@ -31,7 +31,7 @@ from rooms.publishing.cel_filter import FilterInput
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.request import check_idempotency_key, decode_batch, decode_message
-from rooms.publishing.routing import RoutingTable, UnroutableError
+from rooms.publishing.routing import PublishAccess, RoutingTable, UnroutableError
 from tests.support.publisher import make_id
 
 ROOM = RoomId(77)
@@ -73,6 +73,39 @@ def a_plan(**changes: object) -> RoutingRecord:
         versions=(),
     )
     return msgspec.structs.replace(record, **changes)
+
+
+def a_version(name: str) -> VersionRecord:
+    return VersionRecord(name=name, version=1, schema=None)
+
+
+def advice(known: list[str], name: str, access: PublishAccess | None = None) -> str:
+    plan = RoutingTable(a_plan(versions=tuple(map(a_version, known))))
+    return plan.event_type_advice(name, access)
+
+
+def test_an_unknown_event_type_is_answered_with_the_nearest_and_where_they_are_listed() -> None:
+    listed = f"; GET /v1/rooms/{ROOM}/event-types lists them"
+    assert advice(["order.paid", "order.created"], "order.creatd") == (
+        f"; is order.created meant?{listed}"
+    )
+    assert advice(["order.created"], "shipment") == listed
+    assert advice([], "order.created") == listed
+    # The search takes its time on the event loop.
+    assert advice([f"order.{number}" for number in range(51)], "order.00") == listed
+
+
+@pytest.mark.parametrize("of", ["grants", "key"])
+def test_no_event_type_is_suggested_that_the_publisher_may_not_publish(of: str) -> None:
+    wanted = ("order.creatd", "bill.*")
+    access = PublishAccess(
+        caller("theirs", event_types=wanted if of == "key" else None),
+        wanted if of == "grants" else None,
+        owns=False,
+        transparent=False,
+    )
+    assert "meant" not in advice(["order.created"], "order.creatd", access)
+    assert "; is bill.created meant?" in advice(["bill.created"], "bill.creatd", access)
 
 
 @given(
