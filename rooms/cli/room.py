@@ -17,6 +17,11 @@ from rooms.cli.options import (
     throttle_options,
 )
 from rooms.domain.operational_event import OperationalEvent
+from rooms.domain.room import (
+    DEFAULT_DELIVERY_ATTEMPTS,
+    DEFAULT_DELIVERY_DELAY_MS,
+    DEFAULT_DELIVERY_DELAY_MULTIPLIER,
+)
 from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
 
 _CLEARABLE = (
@@ -63,14 +68,24 @@ def _room_options(*, create: bool) -> Callable[[Callable[..., Any]], Callable[..
         option(
             "--message-expiration-ms", click.IntRange(0), "Lifetime of a message; 0: unlimited."
         ),
-        option("--delivery-delay-ms", click.IntRange(0), "Wait before the first redelivery.", 1000),
+        option(
+            "--delivery-delay-ms",
+            click.IntRange(0),
+            "Wait before the first redelivery.",
+            DEFAULT_DELIVERY_DELAY_MS,
+        ),
         option(
             "--delivery-delay-multiplier",
             click.FloatRange(0),
             "Factor by which each further wait grows.",
-            2.0,
+            DEFAULT_DELIVERY_DELAY_MULTIPLIER,
         ),
-        option("--delivery-attempts", click.IntRange(0), "Redeliveries; 0: none.", 5),
+        option(
+            "--delivery-attempts",
+            click.IntRange(0),
+            "Redeliveries; 0: none.",
+            DEFAULT_DELIVERY_ATTEMPTS,
+        ),
         option("--delivery-max-delay-ms", click.IntRange(0), "Longest wait before a redelivery."),
         option("--delivery-jitter", click.FloatRange(0, 1), "Random share of each wait."),
         click.option(

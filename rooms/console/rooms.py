@@ -25,14 +25,19 @@ from rooms.console.form import Form
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
 from rooms.domain.operational_event import OperationalEvent
+from rooms.domain.room import (
+    DEFAULT_DELIVERY_ATTEMPTS,
+    DEFAULT_DELIVERY_DELAY_MS,
+    DEFAULT_DELIVERY_DELAY_MULTIPLIER,
+)
 from rooms.domain.state_machine import SubscriptionStatus
 
 PATH: Final = f"{HOME}/rooms"
 ROOM: Final = f"{PATH}/{{room_id:str}}"
-_SUGGESTED: Final = {
-    "delivery_delay_ms": "1000",
-    "delivery_delay_multiplier": "2",
-    "delivery_attempts": "5",
+SUGGESTED: Final = {
+    "delivery_delay_ms": str(DEFAULT_DELIVERY_DELAY_MS),
+    "delivery_delay_multiplier": f"{DEFAULT_DELIVERY_DELAY_MULTIPLIER:g}",
+    "delivery_attempts": str(DEFAULT_DELIVERY_ATTEMPTS),
 }
 _SHOWN: Final = 50
 _STATUSES: Final = tuple(
@@ -79,7 +84,7 @@ async def list_rooms(page: PageDep) -> Response[str]:
 @get(f"{PATH}/new")
 async def new_room(page: PageDep) -> Response[str]:
     """Ask for the fields of a room."""
-    return _form(page, dict(_SUGGESTED))
+    return _form(page, dict(SUGGESTED))
 
 
 @post(PATH)

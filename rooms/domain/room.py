@@ -16,6 +16,10 @@ from rooms.domain.throttle import NO_SETTINGS, ThrottleSettings
 OPERATIONAL_NAME: Final = "~operational"
 """The subscription of a room's `operational_url`; '~' is in no name that users may choose."""
 DEFAULT_REAPPROVAL: Final = frozenset({ReapprovalField.PUSH_URL, ReapprovalField.EVENT_TYPES})
+DEFAULT_DELIVERY_DELAY_MS: Final = 1000
+DEFAULT_DELIVERY_DELAY_MULTIPLIER: Final = 2.0
+DEFAULT_DELIVERY_ATTEMPTS: Final = 5
+"""The retry policy that the command line and the console propose for a new room."""
 MAX_HEADERS: Final = 50
 MAX_HEADER_BYTES: Final = 8192
 """Most bytes of all names and values."""
