@@ -172,6 +172,16 @@ class Settings:
     """Memory that one sandbox process may allocate."""
     max_handler_queues: int
     """Handler queues of one organisation; 409 above. Maintenance looks at each every 30 seconds."""
+    max_rooms: int
+    """Rooms of one organisation; 409 above."""
+    max_subscriptions: int
+    """Subscriptions of one organisation that have not ended; 409 above. Its quota `subscriptions`
+    goes before.
+    """
+    max_room_subscriptions: int
+    """Subscriptions to one room; 409 above. A publish reads all of them after a change, and the
+    room's quota `subscriptions` may only lower the limit.
+    """
     lane_concurrency: int
     """Concurrent webhook calls for each subscription and worker, where the subscription sets no
     `max_concurrency`.
@@ -356,6 +366,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
             "ROOMS_VALIDATION_MEMORY_BYTES", 512 * 1024 * 1024, 1 << 26, 1 << 36
         ),
         max_handler_queues=read.number("ROOMS_MAX_HANDLER_QUEUES", 1000, 0, 1_000_000),
+        max_rooms=read.number("ROOMS_MAX_ROOMS", 10_000, 1, 10_000_000),
+        max_subscriptions=read.number("ROOMS_MAX_SUBSCRIPTIONS", 100_000, 1, 10_000_000),
+        max_room_subscriptions=read.number("ROOMS_MAX_ROOM_SUBSCRIPTIONS", 20_000, 1, 1_000_000),
         lane_concurrency=read.number("ROOMS_LANE_CONCURRENCY", 32, 1, 1000),
         claim_ttl_s=read.number("ROOMS_CLAIM_TTL_S", 60, 35, 3600),
         sandbox_after_crashes=read.number("ROOMS_SANDBOX_AFTER_CRASHES", 3, 0, 1000),

@@ -1,9 +1,5 @@
-"""Serve quotas: of organisations, set by the platform, and of rooms, set by their owners.
+"""Serve quotas: of organisations, set by the platform, and of rooms, set by their owners."""
 
-The quota `subscriptions` is checked here, too, where a subscription is created or approved.
-"""
-
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Final
 
@@ -11,7 +7,6 @@ import msgspec
 from litestar import get, patch
 from litestar.params import JSONBody
 from msgspec import UNSET, Meta, Struct, UnsetType
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import BELOW_ROOM, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
@@ -22,11 +17,9 @@ from rooms.db.catalog.organisations import find_organisation
 from rooms.db.catalog.rooms import find_room, touch_room, touch_rooms_under
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
-from rooms.domain.ids import OrganisationId, RoomId
-from rooms.domain.principal import Principal
-from rooms.domain.quota import QuotaLimit, Quotas
+from rooms.domain.ids import OrganisationId
+from rooms.domain.quota import Quotas
 from rooms.domain.state_machine import Scope
-from rooms.errors import QuotaConflictError
 
 _TAGS: Final = ["quotas"]
 _PLATFORM: Final = require_scopes(Scope.PLATFORM)
@@ -75,7 +68,7 @@ class UpdateQuotas(UpdateRoomQuotas, forbid_unknown_fields=True, kw_only=True):
 
 
 class QuotaLimits(Struct, kw_only=True):
-    """List the limits; null: no limit."""
+    """List the limits; null: no limit, or for `subscriptions` that of the settings."""
 
     messages_per_s: int | None
     messages_per_day: int | None
@@ -237,54 +230,6 @@ def _to_response(limits: Quotas, use: records.QuotaUse) -> QuotaResponse:
             subscriptions=use.subscriptions,
         ),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionsLeft:
-    """Hold how many subscriptions may still be created; None: any number."""
-
-    in_room: int | None
-    of_organisation: int | None
-
-    def check(self, created: int = 0) -> None:
-        """Raise QuotaConflictError where there may be no other after `created` new ones."""
-        _check(self.in_room, created, "this room")
-        _check(self.of_organisation, created, "your organisation")
-
-
-def _check(left: int | None, created: int, whose: str) -> None:
-    if left is not None and created >= left:
-        raise QuotaConflictError(
-            f"{whose} has as many subscriptions as its quota subscriptions allows",
-            limit=QuotaLimit.SUBSCRIPTIONS,
-        )
-
-
-async def subscriptions_left(
-    connection: AsyncConnection, principal: Principal, room: RoomId, *, pending: bool = False
-) -> SubscriptionsLeft:
-    """Return what the quotas leave to a principal in a room that the transaction has locked.
-
-    `pending`: to subscriptions that wait for approval, which take their place in the room then.
-    """
-    in_room = None if pending else await _left_in_room(connection, room)
-    own = None if principal.quotas is None else principal.quotas.subscriptions
-    if own is not None:
-        own -= await records.count_subscriptions(connection, organisation=principal.organisation_id)
-    return SubscriptionsLeft(in_room=in_room, of_organisation=own)
-
-
-async def check_approval(connection: AsyncConnection, room: RoomId) -> None:
-    """Raise QuotaConflictError where a locked room has no place for one that is approved."""
-    _check(await _left_in_room(connection, room), 0, "this room")
-
-
-async def _left_in_room(connection: AsyncConnection, room: RoomId) -> int | None:
-    """Return how many more subscriptions a room's quota allows; None: any number."""
-    limit = (await records.find_quotas(connection, room=room)).subscriptions
-    if limit is None:
-        return None
-    return limit - await records.count_subscriptions(connection, room=room)
 
 
 ROUTES: Final = [

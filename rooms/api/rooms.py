@@ -25,7 +25,6 @@ from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response, delete_subscription_job
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import NameContains, RoomIds, RoomPath, parse_filter_rooms, parse_room
-from rooms.api.quotas import subscriptions_left
 from rooms.api.room_bodies import (
     CreateRoom,
     RoomPage,
@@ -33,6 +32,7 @@ from rooms.api.room_bodies import (
     UpdateRoom,
     to_room_response,
 )
+from rooms.api.subscription_limits import subscriptions_left
 from rooms.api.throttle_bodies import throttle_problems
 from rooms.db.catalog import rooms as records
 from rooms.db.catalog.access import find_access
@@ -73,13 +73,16 @@ async def create_room(
 ) -> Response[RoomResponse]:
     """Create a room.
 
-    409: the organisation has a room of this name, or `operational_url` would be one subscription
-    more than the quota allows.
+    409: the organisation has a room of this name, or as many rooms as it may; or `operational_url`
+    would be one subscription more than it may have.
     """
     validate_name(data.name)
     fields = msgspec.structs.asdict(data)
     _validate(services, fields)
     async with change.transaction() as connection:
+        await records.check_room_count(
+            connection, principal.organisation_id, services.settings.max_rooms
+        )
         # Among a million rooms 31 random bits collide once in two thousand tries.
         for _ in range(_ID_TRIES):
             identity = RoomId(1 + int.from_bytes(services.random(8), "big") % MAX_ROOM)
@@ -296,7 +299,7 @@ async def _set_operational_subscription(
     now = await find_operational(connection, room)
     if room.operational_url is not None:
         if now is None:
-            (await subscriptions_left(connection, principal, room.id)).check()
+            (await subscriptions_left(connection, principal, room.id, services.settings)).check()
         await set_operational(
             connection,
             room,

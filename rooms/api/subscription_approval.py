@@ -22,9 +22,9 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
-from rooms.api.quotas import check_approval
 from rooms.api.subscription_bodies import SubscriptionResponse
 from rooms.api.subscription_creation import replay_history
+from rooms.api.subscription_limits import check_approval
 from rooms.api.subscription_locks import change_room_as, lock_subscription
 from rooms.api.subscriptions import (
     describe_subscription,
@@ -135,7 +135,7 @@ async def approve_subscription(
         actor = Actor.of(principal)
         change.before = {"status": now.status, "proposal": now.proposal is not None}
         if now.status is SubscriptionStatus.PENDING:
-            await check_approval(connection, now.room_id)
+            await check_approval(connection, now.room_id, services.settings)
             approved = await states.apply(
                 connection,
                 now,

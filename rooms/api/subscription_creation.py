@@ -5,8 +5,10 @@ there are created together: one lock, one statement a table, and one commit for 
 """
 
 import asyncio
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self
@@ -23,7 +25,6 @@ from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.native_credentials import create_broker_user, new_password
 from rooms.api.params import RoomPath, parse_room
-from rooms.api.quotas import subscriptions_left
 from rooms.api.subscription_bodies import (
     CreatedSubscription,
     CreateSubscription,
@@ -32,6 +33,7 @@ from rooms.api.subscription_bodies import (
     to_response_fields,
 )
 from rooms.api.subscription_fields import require_values, seal_header_columns
+from rooms.api.subscription_limits import RecentCounts, subscriptions_left
 from rooms.api.subscription_locks import lock_room
 from rooms.api.subscriptions import entitled_interests, event_type_versions
 from rooms.batching import KeyedBatcher
@@ -98,9 +100,10 @@ class _Group:
 class SubscriptionCreator:
     """Create subscriptions: those that an organisation requests of a room at a time together."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Take the clock, in seconds."""
         self._batcher: KeyedBatcher[_Group, Creation, Created | Exception] = KeyedBatcher(
-            _create_all, max_items=MAX_BATCH
+            functools.partial(_create_all, RecentCounts(monotonic)), max_items=MAX_BATCH
         )
 
     async def create(self, room: RoomId, creation: Creation) -> Created:
@@ -118,11 +121,11 @@ class SubscriptionCreator:
 
 
 async def _create_all(
-    group: _Group, creations: Sequence[Creation]
+    recent: RecentCounts, group: _Group, creations: Sequence[Creation]
 ) -> Sequence[Created | Exception]:
     """Create all together; one by one if that fails, so that only a bad one fails."""
     try:
-        return await _create_together(group, creations)
+        return await _create_together(recent, group, creations)
     except RoomsError:
         raise  # the room or PostgreSQL refuses all of them
     except Exception as exc:
@@ -132,7 +135,7 @@ async def _create_all(
     results: list[Created | Exception] = []
     for creation in creations:
         try:
-            results += await _create_together(group, [creation])
+            results += await _create_together(recent, group, [creation])
         except StorageUnavailableError as exc:
             return [*results, *[exc] * (len(creations) - len(results))]
         except Exception as exc:  # noqa: BLE001 - its request raises it
@@ -141,7 +144,7 @@ async def _create_all(
 
 
 async def _create_together(
-    group: _Group, creations: Sequence[Creation]
+    recent: RecentCounts, group: _Group, creations: Sequence[Creation]
 ) -> Sequence[Created | Exception]:
     services, subscriber = creations[0].services, group.subscriber
     rows: dict[Creation, dict[str, Any]] = {}
@@ -156,7 +159,12 @@ async def _create_together(
             standing = suspend(standing, suspension)
         is_pending = status is SubscriptionStatus.PENDING
         left = await subscriptions_left(
-            connection, creations[0].principal, group.room, pending=is_pending
+            connection,
+            creations[0].principal,
+            group.room,
+            services.settings,
+            pending=is_pending,
+            recent=recent,
         )
         free = await _requests_left(connection, group) if is_pending else len(creations)
         replays = await _ReplayJobs.read(connection, subscriber, creations, pending=is_pending)
@@ -193,6 +201,7 @@ async def _create_together(
         else:
             await connection.rollback()  # the room was not changed
     if created:
+        recent.add(group.room, subscriber, len(created))
         _on_committed(services, group.room, list(created), status)
     return [results[creation] for creation in creations]
 

@@ -235,6 +235,11 @@ async def find_use(
     )
 
 
+async def lock_subscriptions(connection: AsyncConnection, organisation: OrganisationId) -> None:
+    """Let only this transaction create subscriptions of an organisation, until it ends."""
+    await connection.execute(_LOCK_SUBSCRIPTIONS, {"organisation": organisation})
+
+
 async def count_subscriptions(
     connection: AsyncConnection,
     *,
@@ -243,13 +248,8 @@ async def count_subscriptions(
 ) -> int:
     """Count the subscriptions of an organisation, or to a room, that have not ended.
 
-    To a room, those that wait for approval do not count.
-
-    The transaction has locked the room. Of an organisation only one transaction at a time counts,
-    until it ends.
+    To a room, those that wait for approval do not count. The transaction has locked the room.
     """
-    if organisation is not None:
-        await connection.execute(_LOCK_SUBSCRIPTIONS, {"organisation": organisation})
     values = {"room": room, "organisation": organisation}
     return int(await connection.scalar(_SUBSCRIPTIONS, values) or 0)
 

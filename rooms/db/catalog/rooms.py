@@ -35,7 +35,7 @@ from rooms.domain.room import Room
 from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy, Visibility
 from rooms.domain.state_machine import ENDED_STATUSES
 from rooms.domain.throttle import THROTTLE_SETTINGS, ThrottleSettings
-from rooms.errors import ConflictError, NotFoundError
+from rooms.errors import ConflictError, NotFoundError, QuotaConflictError
 
 POLICY_COLUMNS: Final = frozenset(
     {
@@ -124,6 +124,23 @@ ORDER BY r.created_at DESC, r.id DESC LIMIT :limit
 def room_not_found(room: object) -> NotFoundError:
     """Build the error for a room that is not there."""
     return NotFoundError(f"there is no room {room}")
+
+
+async def check_room_count(
+    connection: AsyncConnection, organisation: OrganisationId, most: int
+) -> None:
+    """Check that the organisation may have another room. QuotaConflictError: it has `most`.
+
+    Those that are being deleted count. Creations at the same moment may exceed the bound by their
+    number.
+    """
+    owned = select(rooms.c.id).where(rooms.c.organisation_id == organisation).limit(most).subquery()
+    if (await connection.scalar(select(func.count()).select_from(owned)) or 0) >= most:
+        raise QuotaConflictError(
+            f"your organisation has {most} rooms, and may have no more: delete some, or ask for a"
+            " larger limit (ROOMS_MAX_ROOMS)",
+            limit="rooms",
+        )
 
 
 async def create_room(

@@ -1,5 +1,6 @@
 """Test the API of quotas: who sets and reads them, and the answers of what they refuse."""
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -124,6 +125,38 @@ async def test_subscriptions_are_limited_by_room_and_by_organisation(
     answer = await api.call("DELETE", f"/subscriptions/{made['id']}", subscriber.key)
     assert answer.status_code == 202
     await subscribe(api, subscriber, other, "c")
+
+
+async def test_the_settings_limit_what_no_quota_limits(api: Api) -> None:
+    """Else one organisation's subscriptions would be work that the processes of all others wait for."""
+    settings = replace(
+        api.services.settings, max_rooms=2, max_subscriptions=3, max_room_subscriptions=2
+    )
+    api.app.state.services = replace(api.services, settings=settings)
+    owner, subscriber = await member(api, "owner"), await member(api, "subscriber")
+    rooms = [
+        await shared_room(api, owner, subscription_policy="automatic", visibility="listed")
+        for _ in range(2)
+    ]
+    refused = await api.call("POST", "/rooms", owner.key, json=room_body("third"))
+    check_refused(refused, 409, "rooms")
+    for name, room in (("a", rooms[0]), ("b", rooms[0]), ("c", rooms[1])):
+        await subscribe(api, owner, room, name)
+    more = {"name": "more", "type": "PULL"}
+    full, free = [f"/rooms/{room}/subscriptions" for room in rooms]
+    for path, key, whose in (
+        (full, subscriber.key, "this room has 2"),
+        (free, owner.key, "your organisation has 3"),
+    ):
+        refused = await api.call("POST", path, key, json=more)
+        check_refused(refused, 409, "subscriptions")
+        assert whose in refused.json()["detail"]
+    # A quota of the platform replaces the setting; the room's owner can only lower its limit.
+    await limit_organisation(api, owner, subscriptions=4)
+    await limit_room(api, owner, rooms[0], subscriptions=10)
+    assert (await api.call("POST", free, owner.key, json=more)).status_code == 201
+    refused = await api.call("POST", full, subscriber.key, json=more)
+    check_refused(refused, 409, "subscriptions")
 
 
 async def test_the_operational_subscription_of_a_room_counts(api: Api, owner: Member) -> None:
