@@ -6,6 +6,7 @@ with nothing but escapes.
 
 import html
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -13,13 +14,29 @@ from typing import Final, overload
 
 _MAX_CACHED: Final = 1024
 """Escapes of one kind whose characters are remembered."""
-# The end of each pattern is the beginning of an escape at which the text ends. It stands for
-# nothing.
+_MAX_CACHED_LENGTH: Final = 32
+"""Longer escapes have many zeros in front; so what is remembered has a bound."""
+# The end of each pattern, or the one but it, is the beginning of an escape at which the text ends.
+# It stands for nothing. Whatever repeats without a bound is possessive: to fail takes no longer.
 _URL: Final = r"(%[0-9a-fA-F]{2}|%[0-9a-fA-F]?\Z)"
 _STRING: Final = (
-    r"(\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\[^ux]|\\(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?\Z)"
+    r"(\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\x[0-9a-fA-F]{2}|\\[ux]\{[0-9a-fA-F]++\}"
+    r"|\\(?:[0-3][0-7]{0,2}|[4-7][0-7]?)"
+    r"|\\(?:u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?|[ux]\{[0-9a-fA-F]*+)?\Z|\\[^uUx])"
 )
-_HTML: Final = r"(&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8});|&#?[0-9A-Za-z]{0,8}\Z)"
+_HTML: Final = (
+    r"(&(?:#[0-9]++;?|#[xX][0-9a-fA-F]++;?|[A-Za-z][0-9A-Za-z]{1,15};"
+    r"|amp|AMP|lt|LT|gt|GT|quot|QUOT)"
+    r"|&(?:#[xX]?|[0-9A-Za-z]{0,16})\Z)"
+)
+# Escapes of which more may follow where the text ends.
+_OPEN_STRING: Final = r"\\(?:[0-3][0-7]?|[4-7])"
+_OPEN_HTML: Final = r"&#(?:[0-9]++|[xX][0-9a-fA-F]++)"
+_UNTERMINATED: Final = frozenset({"amp", "lt", "gt", "quot"})
+"""Names that escape HTML, which browsers know without a semicolon, too."""
+_NEVER: Final = r"(?!)"
+_MAX_DIGITS: Final = 7
+"""Digits of the largest character, in decimal."""
 _CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "b": "\b", "f": "\f"}
 
 
@@ -31,37 +48,54 @@ class _Characters(dict[str, str]):
         self._character = character
 
     def __missing__(self, escape: str) -> str:
-        if len(self) >= _MAX_CACHED:
-            self.clear()
-        character = self[escape] = self._character(escape)
+        character = self._character(escape)
+        if len(escape) <= _MAX_CACHED_LENGTH:
+            if len(self) >= _MAX_CACHED:
+                self.clear()
+            self[escape] = character
         return character
 
 
 class EscapeKind:
     """Decode one kind of escapes, each of which begins with `mark`."""
 
-    def __init__(self, mark: str, pattern: str, character: Callable[[str], str]) -> None:
+    def __init__(
+        self, mark: str, pattern: str, open_pattern: str, character: Callable[[str], str]
+    ) -> None:
         """`character` returns the character of an escape; empty: it is cut off; itself: it is none.
 
-        `pattern` has one group, the escape.
+        `pattern` has one group, the escape. `open_pattern`: of which more may follow.
         """
         self.mark = mark
         self._split = re.compile(pattern, re.DOTALL).split
+        self._is_open = re.compile(open_pattern).fullmatch
         self._characters = _Characters(character)
 
     def decode(self, text: str, places: Sequence[int]) -> tuple[str, Sequence[int]]:
         """Decode the escapes of a text; return also the place of each character, and of the end.
 
-        `places`: those of the text itself.
+        `places`: those of the text itself. What may be cut off at the end is left out.
         """
         parts = self._split(text)
         if len(parts) == 1:
             return text, places
         decoded = parts.copy()
         decoded[1::2] = map(self._characters.__getitem__, parts[1::2])
-        if not decoded[-2]:  # the text ends in this escape
+        lacking = left_out(places)
+        if not parts[-1] and self._is_open(parts[-2]):
+            lacking += 1
             del parts[-2:], decoded[-2:]
-        return "".join(decoded), _Places(decoded, parts, places)
+        elif not decoded[-2]:  # the text ends in this escape
+            del parts[-2:], decoded[-2:]
+        return "".join(decoded), _Places(decoded, parts, places, lacking)
+
+
+def left_out(places: Sequence[int]) -> int:
+    """Return how many characters a decoded text may lack at its end, by its places.
+
+    `&#83` may be whole, or the beginning of `&#835`.
+    """
+    return places.left_out if isinstance(places, _Places) else 0
 
 
 class _Places(Sequence[int]):
@@ -70,12 +104,15 @@ class _Places(Sequence[int]):
     Most texts are decoded without asking for any place, so it is computed only then.
     """
 
-    __slots__ = ("_begins", "_decoded", "_parts", "_places", "_sources")
+    __slots__ = ("_begins", "_decoded", "_parts", "_places", "_sources", "left_out")
     _begins: list[int]
     _sources: list[int]
 
-    def __init__(self, decoded: list[str], parts: list[str], places: Sequence[int]) -> None:
+    def __init__(
+        self, decoded: list[str], parts: list[str], places: Sequence[int], left_out: int
+    ) -> None:
         """`decoded` has the decoded texts of `parts`: as long, or one character."""
+        self.left_out = left_out
         self._decoded = decoded
         self._parts = parts
         self._places = places
@@ -112,23 +149,37 @@ def _of_url(escape: str) -> str:
 
 
 def _of_string(escape: str) -> str:
-    after = escape[1:]
-    if len(after) == 1 and after not in "ux":
-        return _CONTROLS.get(after, after)
-    if len(after) == {"u": 5, "x": 3}.get(after[:1]):
-        return chr(int(after[1:], 16))
-    return ""
+    kind, digits = escape[1:2], escape[2:]
+    if kind and kind in "01234567":
+        return chr(int(escape[1:], 8))
+    if kind in {"u", "x"} and digits[:1] == "{":
+        return _of_digits(escape, digits[1:-1], 16) if digits[-1] == "}" else ""
+    if len(digits) == {"u": 4, "U": 8, "x": 2}.get(kind):
+        return _of_digits(escape, digits, 16)
+    return "" if kind in {"", "u", "U", "x"} else _CONTROLS.get(kind, kind)
 
 
 def _of_html(escape: str) -> str:
-    if not escape.endswith(";"):
+    if escape[1:2] == "#":
+        is_hex = escape[2:3] in {"x", "X"}
+        digits = escape[3 if is_hex else 2 :].rstrip(";")
+        return _of_digits(escape, digits, 16 if is_hex else 10) if digits else ""
+    if not escape.endswith(";") and escape[1:].lower() not in _UNTERMINATED:
         return ""
     character = html.unescape(escape)
     return character if len(character) == 1 else escape
 
 
+def _of_digits(escape: str, digits: str, base: int) -> str:
+    """Return the character of this number; the escape: there is none."""
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > _MAX_DIGITS or (number := int(digits, base)) > sys.maxunicode:
+        return escape
+    return chr(number)
+
+
 KINDS: Final = (
-    EscapeKind("%", _URL, _of_url),
-    EscapeKind("\\", _STRING, _of_string),
-    EscapeKind("&", _HTML, _of_html),
+    EscapeKind("%", _URL, _NEVER, _of_url),
+    EscapeKind("\\", _STRING, _OPEN_STRING, _of_string),
+    EscapeKind("&", _HTML, _OPEN_HTML, _of_html),
 )

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from delivery.push.escapes import KINDS
+from delivery.push.escapes import KINDS, left_out
 from delivery.push.http.client import MAX_LOCATION
 from delivery.push.http.connection import KEPT_BODY_BYTES
 from delivery.push.text_search import BEGINNING_LENGTH, StepLimitError, Steps, TextSearch
@@ -122,9 +122,11 @@ def _spans(
     for reading, starts in readings(found):
         marks = reading.count("%") + reading.count("\\") + reading.count("&")
         steps.take(_READING_STEPS + marks * _ESCAPE_STEPS)
-        spans = search.spans(reading, steps, is_cut=is_cut)
+        # What the end of a reading may lack counts as found: it may be the last of a short value.
+        shortest = 1 if is_cut else max(1, MIN_LENGTH - left_out(starts))
+        spans = search.spans(reading, steps, shortest=shortest)
         if "+" in reading:  # as forms write a space
-            spans += spaced.spans(reading.replace("+", " "), steps, is_cut=is_cut)
+            spans += spaced.spans(reading.replace("+", " "), steps, shortest=shortest)
         for begin, end in spans:
             yield starts[begin], len(found) if end is None else starts[end]
 

@@ -64,17 +64,19 @@ class TextSearch:
                 for place in range(_SAMPLE)
             )
 
-    def spans(self, reading: str, steps: Steps, *, is_cut: bool) -> list[Span]:
+    def spans(self, reading: str, steps: Steps, *, shortest: int) -> list[Span]:
         """Return spans that together cover all occurrences, in any order.
 
-        At the end of the reading also that of the beginning of a text, of BEGINNING_LENGTH
-        characters or more; `is_cut`: of any length. Raises StepLimitError.
+        At the end of the reading also that of the beginning of a text, of `shortest` characters or
+        more, at most BEGINNING_LENGTH. Raises StepLimitError.
         """
         spans: list[Span] = []
         for beginning in self._found_beginnings(reading, steps):
             spans += self._group_spans(reading, beginning, steps)
-        if is_cut and (begin := self._short_ending(reading, steps)) is not None:
-            spans.append((begin, None))
+        if shortest < BEGINNING_LENGTH:
+            begin = self._short_ending(reading, steps, shortest)
+            if begin is not None:
+                spans.append((begin, None))
         return spans
 
     def _found_beginnings(self, reading: str, steps: Steps) -> Collection[str]:
@@ -111,11 +113,12 @@ class TextSearch:
         if start >= 0:
             yield start, covered
 
-    def _short_ending(self, reading: str, steps: Steps) -> int | None:
+    def _short_ending(self, reading: str, steps: Steps, shortest: int) -> int | None:
         """Return where the longest end begins that is a beginning shorter than BEGINNING_LENGTH."""
         steps.take(_ENDING_STEPS)
         beginnings = self._beginnings
-        for begin in range(max(0, len(reading) - BEGINNING_LENGTH + 1), len(reading)):
+        length = len(reading)
+        for begin in range(max(0, length - BEGINNING_LENGTH + 1), length - shortest + 1):
             ending = reading[begin:]
             place = bisect_left(beginnings, ending)
             if place < len(beginnings) and beginnings[place].startswith(ending):

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import time
 from base64 import b64encode
 from urllib.parse import quote, quote_plus
 
@@ -80,6 +81,12 @@ ECHOES = {
     "HTML": html.escape(SECRET),
     "HTML in numbers": "".join(f"&#{ord(character)};" for character in SECRET),
     "HTML in hexadecimal": "".join(f"&#x{ord(character):X};" for character in SECRET),
+    "HTML in numbers with zeros": "".join(f"&#{ord(character):09};" for character in SECRET),
+    "HTML in hexadecimal with zeros": "".join(f"&#x{ord(character):08X};" for character in SECRET),
+    "braces": "".join(f"\\u{{{ord(character):x}}}" for character in SECRET),
+    "braces with zeros": "".join(f"\\u{{{ord(character):06X}}}" for character in SECRET),
+    "braces of bytes": "".join(f"\\x{{{ord(character):x}}}" for character in SECRET),
+    "32 bits": "".join(f"\\U{ord(character):08x}" for character in SECRET),
     "JSON in HTML": html.escape(json.dumps(SECRET)[1:-1]),
     "HTML in HTML in HTML": html.escape(html.escape(html.escape(SECRET))),
     "HTML in JSON": json.dumps(html.escape(SECRET))[1:-1],
@@ -97,12 +104,71 @@ def test_an_escaped_value_is_hidden(echo: str, around: tuple[str, str]) -> None:
 @pytest.mark.parametrize("echo", ECHOES.values(), ids=ECHOES.keys())
 def test_an_escaped_value_is_hidden_wherever_the_answer_is_cut(echo: str) -> None:
     """All but the beginning of the escape of its first character."""
-    first = re.match(r"[^\\&]|\\u....|\\x..|&[^;]+;", echo)
+    first = re.match(r"[^\\&]|\\[ux]{.+?}|\\U.{8}|\\u....|\\x..|&[^;]+;", echo)
     assert first
     for length in range(1, len(echo)):
         filler = "." * (KEPT_BODY_BYTES - length)
         expected = "***" if length >= first.end() else echo[:length]
         assert kept(filler + echo[:length], SECRET) == filler + expected
+
+
+OPEN_ECHOES = {
+    "octal": "".join(f"\\{ord(character):o}" for character in SECRET),
+    "octal with zeros": "".join(f"\\{ord(character):03o}" for character in SECRET),
+    "octal in JSON": json.dumps("".join(f"\\{ord(character):o}" for character in SECRET))[1:-1],
+    "numbers": "".join(f"&#{ord(character)}" for character in SECRET),
+    "numbers with zeros": "".join(f"&#{ord(character):012}" for character in SECRET),
+    "hexadecimal": "".join(f"&#X{ord(character):x}" for character in SECRET),
+    "hexadecimal in JSON": json.dumps("".join(f"&#x{ord(one):x}" for one in SECRET))[1:-1],
+    "names": html.escape(SECRET).replace("&quot;", "&quot").replace("&lt;", "&lt"),
+}
+"""Escapes without an end of their own."""
+
+
+@pytest.mark.parametrize("echo", OPEN_ECHOES.values(), ids=OPEN_ECHOES.keys())
+@pytest.mark.parametrize(
+    "around", [("[", "]"), ("", ""), ("&#91;&amp;", "\\n"), ("\\133", "&#x5D;")]
+)
+def test_a_value_in_escapes_without_an_end_is_hidden(echo: str, around: tuple[str, str]) -> None:
+    assert kept(f"{around[0]}{echo}{around[1]}", SECRET) == f"{around[0]}***{around[1]}"
+    word = "".join(f"\\{ord(character):o}" for character in "8letters")
+    assert kept(f"{around[0]}{word}{around[1]}", "8letters") == f"{around[0]}***{around[1]}"
+
+
+@pytest.mark.parametrize("echo", OPEN_ECHOES.values(), ids=OPEN_ECHOES.keys())
+def test_a_value_in_escapes_without_an_end_is_hidden_wherever_it_is_cut(echo: str) -> None:
+    """All but the first character, whose escape may go on."""
+    first = re.match(r"(?:[^\\&]|\\+[0-7]{3}|&#[^\\&]+)", echo)
+    assert first
+    for length in range(first.end() + 1, len(echo)):
+        filler = "." * (KEPT_BODY_BYTES - length)
+        assert kept(filler + echo[:length], SECRET) == f"{filler}***"
+
+
+@pytest.mark.parametrize("last", ["&#49", "&#x31", "&#00000049", "\\61", "\\061", "&#92;61"])
+def test_a_short_value_is_hidden_that_ends_in_an_escape_without_an_end(last: str) -> None:
+    assert kept(f"is token-{last}", "token-x1") == f"is token-{last}"
+    assert kept(f"is token-x{last}", "token-x1") == "is ***"
+    assert kept(f"is s3cret-token-{last[:-1]}", "s3cret-token-1") == "is ***"
+
+
+@pytest.mark.parametrize("escape", ["&#{}83;", "&#{}83", "&#x{}53;", "\\u{{{}53}}", "\\x{{{}53}}"])
+def test_any_number_of_zeros_is_read_once(escape: str) -> None:
+    echo = "".join(escape.format("0" * 100) for _ in range(8))
+    assert kept(f"{echo}]", "S" * 8).startswith("***")
+    zeros = escape.format("0" * 1_000_000).rstrip("3;}") + "\\&%"
+    begin = time.process_time()
+    for _ in readings(zeros * 2):
+        pass
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["&#1114112;", "&#99999999", "&#x110000;", "\\u{110000}", "\\U00110000", "\\Users", "\\u{}x"],
+)
+def test_what_names_no_character_is_left(text: str) -> None:
+    assert [reading for reading, _ in readings(f"{text} ")] == [f"{text} "]
 
 
 def test_the_longest_of_many_words_are_hidden() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from delivery.push.escapes import left_out
 from delivery.push.http.client import MAX_LOCATION
 from delivery.push.http.connection import KEPT_BODY_BYTES
 from delivery.push.redaction import HIDDEN, MAX_STEPS, hidden_texts, hide, readings, redact
@@ -29,15 +30,20 @@ SIMPLE_KINDS = (
     (
         "\\",
         (
-            r"\\u(?P<code>[0-9a-fA-F]{4})|\\x(?P<byte>[0-9a-fA-F]{2})"
-            r"|\\(?P<character>[^ux])|(?P<rest>\\(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?)\Z"
+            r"\\u(?P<code>[0-9a-fA-F]{4})|\\x(?P<byte>[0-9a-fA-F]{2})|\\U(?P<long>[0-9a-fA-F]{8})"
+            r"|\\[ux]\{(?P<braced>[0-9a-fA-F]+)\}"
+            r"|(?P<open>\\(?:[0-3][0-7]?|[4-7]))\Z|\\(?P<octal>[0-3][0-7]{0,2}|[4-7][0-7]?)"
+            r"|(?P<rest>\\(?:u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?"
+            r"|[ux]\{[0-9a-fA-F]*)?)\Z|\\(?P<character>[^uUx])"
         ),
     ),
     (
         "&",
         (
-            r"(?P<entity>&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8});)"
-            r"|(?P<rest>&#?[0-9A-Za-z]{0,8})\Z"
+            r"(?P<open>&#(?:[0-9]+|[xX][0-9a-fA-F]+))\Z"
+            r"|&#(?P<number>[0-9]+);?|&#[xX](?P<code>[0-9a-fA-F]+);?"
+            r"|(?P<entity>&(?:[A-Za-z][0-9A-Za-z]{1,15};|amp|AMP|lt|LT|gt|GT|quot|QUOT))"
+            r"|(?P<rest>&(?:#[xX]?|[0-9A-Za-z]{0,16}))\Z"
         ),
     ),
 )
@@ -46,8 +52,11 @@ CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "b": "\b", "f": "\f"}
 
 def simple_character(match: re.Match[str]) -> str | None:
     group = match.lastgroup
-    if group in {"code", "byte"}:
-        return chr(int(match[group], 16))
+    assert group is not None
+    base = {"code": 16, "byte": 16, "long": 16, "braced": 16, "octal": 8, "number": 10}.get(group)
+    if base is not None:
+        number = int(match[group], base)
+        return chr(number) if number <= sys.maxunicode else None
     if group == "character":
         return CONTROLS.get(match[group], match[group])
     if group == "entity":
@@ -56,7 +65,7 @@ def simple_character(match: re.Match[str]) -> str | None:
     return ""
 
 
-def simple_decode(text: str, pattern: str) -> tuple[str, list[int]]:
+def simple_decode(text: str, pattern: str) -> tuple[str, list[int], int]:
     parts: list[str] = []
     starts: list[int] = []
     after = 0
@@ -69,29 +78,32 @@ def simple_decode(text: str, pattern: str) -> tuple[str, list[int]]:
         starts += [*range(after, begin), *[begin] * len(character)]
         after = end
         if not character:
-            return "".join(parts), [*starts, begin]
-    return "".join([*parts, text[after:]]), [*starts, *range(after, len(text) + 1)]
+            return "".join(parts), [*starts, begin], int(match.lastgroup == "open")
+    return "".join([*parts, text[after:]]), [*starts, *range(after, len(text) + 1)], 0
 
 
-def simple_readings(text: str) -> list[tuple[str, list[int]]]:
-    found = [(text, list(range(len(text) + 1)), 0)]
-    for reading, starts, depth in found:  # which grows meanwhile
+def simple_readings(text: str) -> list[tuple[str, list[int], int]]:
+    """Return also how many escapes at the end may have been whole."""
+    found = [(text, list(range(len(text) + 1)), 0, 0)]
+    for reading, starts, lacking, depth in found:  # which grows meanwhile
         for mark, pattern in SIMPLE_KINDS if depth < 3 else ():
             if mark in reading and len(found) < 20:
-                decoded, places = simple_decode(reading, pattern)
-                if all(decoded != other for other, _, _ in found):
-                    found.append((decoded, [starts[place] for place in places], depth + 1))
-    return [(reading, starts) for reading, starts, _ in found]
+                decoded, places, is_open = simple_decode(reading, pattern)
+                if all(decoded != other for other, *_ in found):
+                    starting = [starts[place] for place in places]
+                    found.append((decoded, starting, lacking + is_open, depth + 1))
+    return [(reading, starts, lacking) for reading, starts, lacking, _ in found]
 
 
 def simple_spans(found: str, texts: Sequence[str], shortest: int) -> Iterator[tuple[int, int]]:
-    for reading, starts in simple_readings(found):
+    for reading, starts, lacking in simple_readings(found):
+        least = max(1, shortest - lacking)
         for text in texts:
             for searched in {reading, reading.replace("+", " ") if " " in text else reading}:
                 for begin in range(len(searched)):
                     if searched.startswith(text, begin):
                         yield starts[begin], starts[begin + len(text)]
-                    elif len(searched) - begin >= shortest and text.startswith(searched[begin:]):
+                    elif len(searched) - begin >= least and text.startswith(searched[begin:]):
                         yield starts[begin], len(found)
 
 
@@ -109,9 +121,14 @@ def simple_hide(found: str, texts: Sequence[str], *, is_cut: bool) -> str:
 PIECES = [
     *("%", "%2", "%25", "%41", "%5C", "%26", "%0a", "\\", "\\u", "\\u0061", "\\x61", "\\\\", "\\n"),
     *("&", "&amp;", "&#97;", "&#x", "&bogus;", "&lt;", "+", " ", "a", "b", "aa", "u0061", "amp;"),
+    *("&#97", "&#x61", "&#", "&#0000000097;", "&lt", "&lta", "\\u{61}", "\\u{", "\\x{061}", "\\U"),
+    *("\\U00000061", "\\U000", "\\141", "\\14", "\\1", "\\541", "}", "{61}", "&Lowbar9;", "x61"),
     *("25", "#98;", "aaaaaaaa", "abababab", "\\u0430", "\u00fc"),
 ]
-ESCAPED = ("%{:02x}", "%25{:02x}", "\\u{:04x}", "\\x{:02x}", "&#{};", "&amp;#{};", "\\\\x{:02x}")
+ESCAPED = (
+    *("%{:02x}", "%25{:02x}", "\\u{:04x}", "\\x{:02x}", "&#{};", "&amp;#{};", "\\\\x{:02x}"),
+    *("&#{}", "&#x{:x}", "&#{:09}", "\\u{{{:x}}}", "\\U{:08x}", "\\{:o}", "\\{:03o}", "&amp;#{}"),
+)
 
 
 @st.composite
@@ -144,7 +161,8 @@ def test_all_is_hidden_that_a_simple_search_finds(
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_the_readings_are_those_of_a_simple_decoder(text: str) -> None:
-    assert [(reading, list(starts)) for reading, starts in readings(text)] == simple_readings(text)
+    found = [(reading, list(starts), left_out(starts)) for reading, starts in readings(text)]
+    assert found == simple_readings(text)
     for _, starts in readings(text):
         assert list(starts[1:]) == list(starts)[1:]
         with pytest.raises(IndexError):
@@ -174,6 +192,10 @@ ANSWERED = {
     "escapes of all kinds": "%25&amp;\\\\" * MAX_LOCATION,
     "escapes of escapes": "%2525" * MAX_LOCATION,
     "escapes of one letter": "%61" * MAX_LOCATION,
+    "escapes without an end": "&#97\\141" * MAX_LOCATION,
+    "long escapes": f"&#{'0' * 40}97\\u{{{'0' * 40}61}}" * MAX_LOCATION,
+    "different long escapes": "".join(f"&#{at:040}" for at in range(MAX_LOCATION)),
+    "one long escape": "&#" + "0" * MAX_LOCATION,
     "marks only": "&" * MAX_LOCATION,
     "backslashes": "\\" * MAX_LOCATION,
     "almost a beginning": "aaaaaaa%" * MAX_LOCATION,
