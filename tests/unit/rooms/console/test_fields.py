@@ -1,11 +1,13 @@
 """Test that settings survive a form, and that only changed ones are sent."""
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from rooms.console.fields import (
+    MAX_SHOWN,
     Field,
     Kind,
     read_changes,
@@ -15,6 +17,7 @@ from rooms.console.fields import (
     typed_texts,
 )
 from rooms.console.form import Form
+from rooms.errors import TooLargeError
 
 FIELDS = (
     Field("text"),
@@ -78,6 +81,29 @@ def test_what_is_emptied_becomes_null() -> None:
 @pytest.mark.parametrize("shown", ["", "[", "[]", "null", "7"])
 def test_a_form_that_does_not_say_what_it_showed_sends_all(shown: str) -> None:
     assert read_changes(FIELDS, Form({"text": ["a"], "shown": [shown]})) == {"text": "a"}
+
+
+@pytest.mark.parametrize(
+    "shown", ["[" * 200_000, '{"a":1e308}', '{"text":"a","b":[1]}', '{"text":"\\ud800"}']
+)
+def test_what_no_form_shows_counts_as_nothing_shown(shown: str) -> None:
+    assert read_changes(FIELDS, Form({"text": ["a"], "shown": [shown]})) == {"text": "a"}
+
+
+def test_a_long_text_of_what_was_shown_is_refused_before_it_is_decoded() -> None:
+    """Else everything would count as changed, and changes of others would be undone."""
+    longest = json.dumps({"text": "x"}).ljust(MAX_SHOWN)
+    assert read_changes(FIELDS, Form({"text": ["x"], "shown": [longest]})) == {}
+    for shown in (f"{longest} ", "[" * (MAX_SHOWN + 1)):
+        with pytest.raises(TooLargeError, match="load the page again"):
+            read_changes(FIELDS, Form({"text": ["x"], "shown": [shown]}))
+
+
+def test_what_was_shown_is_decoded_in_little_time() -> None:
+    items = ",".join(["1e308"] * (MAX_SHOWN // 6 - 10))
+    begin = time.process_time()
+    read_changes(FIELDS, Form({"shown": [f'{{"a":[{items}]}}']}))
+    assert time.process_time() - begin < 0.05
 
 
 def test_what_cannot_be_read_is_left_to_the_api() -> None:
