@@ -13,6 +13,7 @@ from litestar.typing import FieldDefinition
 from rooms.api.errors import to_field_path
 from rooms.domain.names import check_name
 from rooms.errors import FieldProblem, InvalidError, MalformedError
+from rooms.publishing.batch_count import bound_batch
 from rooms.publishing.number_bounds import decode_json
 from rooms.validation_messages import (
     invalid_json_message,
@@ -69,6 +70,24 @@ def decode_kept(body: bytes, kind: Any) -> Any:
         raise InvalidError(to_field_problem(exc, kind)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise MalformedError(invalid_json_message(exc)) from exc
+
+
+def bounded_batch(body: bytes, limit: int) -> bytes:
+    """Return the batch of `messages` in a body, to be decoded: it has not many more than `limit`.
+
+    Errors as for `decode`; InvalidError also: it has too many.
+    """
+    try:
+        bounded = bound_batch(body, limit)
+    except msgspec.ValidationError as exc:
+        raise InvalidError(to_field_problem(exc, Any)) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise MalformedError(invalid_json_message(exc)) from exc
+    if bounded is None:
+        raise InvalidError(
+            FieldProblem("messages", f"a batch takes 1 to {limit} messages; this one has more")
+        )
+    return bounded
 
 
 def _decode_whole_floats(body: bytes, kind: Any) -> Any:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from delivery.handlers.magazines import create_queue_magazines, magazine_names
 from rooms.api.auth import Caller, ServicesDep, moves_messages, require_scopes
 from rooms.api.changes import ChangeDep
-from rooms.api.codec import Body
+from rooms.api.codec import Body, bounded_batch
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.jobs import JobAccepted, accepted_response
@@ -192,6 +192,14 @@ class QueueMessageBatch(Struct, forbid_unknown_fields=True, kw_only=True):
     """Hold several messages."""
 
     messages: Annotated[list[QueueMessage], Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class _BatchBody(Body[QueueMessageBatch]):
+    """Count the messages of a batch before any of them becomes an object."""
+
+    def decode_bytes(self, value: bytes) -> Any:
+        """Return the checked body."""
+        return super().decode_bytes(bounded_batch(value, MAX_BATCH))
 
 
 class AcceptedQueueMessage(Struct, kw_only=True):
@@ -414,7 +422,7 @@ async def load_message(
 @post(
     "/queues/{queue:str}/messages/batch",
     status_code=202,
-    dto=Body[QueueMessageBatch],
+    dto=_BatchBody,
     return_dto=None,
     opt=_PUBLISH_SCOPES,
     responses=documented_responses(409, 413),

@@ -10,6 +10,7 @@ import pytest
 from rooms.domain.magazine import Entry, MagazineName, sideline_name
 from rooms.domain.role import Role
 from rooms.errors import MagazineUnavailableError
+from rooms.publishing.batch_count import MOST_COMMAS
 from tests.integration.rooms.api.conftest import Api, open_api
 from tests.integration.rooms.api.sign_in import begin
 
@@ -277,6 +278,55 @@ async def test_a_malformed_message_refuses_its_batch(
     await api.made("/queues", {"name": "orders", "shards": 1})
     assert (await api.call("POST", f"/queues/orders/{path}", json=body)).status_code == 422
     assert await (await api.services.magazines.open(await stored(api, "orders"))).count() == 0
+
+
+@pytest.mark.parametrize("item", ["1", '{"payload":1}'])
+async def test_a_batch_is_counted_before_its_messages_are_decoded(
+    api: Api, monkeypatch: pytest.MonkeyPatch, item: str
+) -> None:
+    await api.made("/queues", {"name": "orders", "shards": 1})
+    monkeypatch.setattr("rooms.api.codec.decode_json", None)
+    answer = await api.call(
+        "POST",
+        "/queues/orders/messages/batch",
+        "publish",
+        content=b'{"messages":[%b]}' % ",".join([item] * (MOST_COMMAS + 2)).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 422, answer.text
+    (problem,) = answer.json()["errors"]
+    assert problem["field"] == "messages"
+    assert "1 to 1000" in problem["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (
+            b'{"messages":[{"payload":1},{"payload":[1,2,"\\u0000"]}]}',
+            422,
+            "messages[1].payload[2]",
+        ),
+        (b'{"messages":[{"payload":1},{"payload":2,"x":1}]}', 422, "messages[1].x"),
+        (b'{"messages":{"a":1,"b":2}}', 422, "messages"),
+        (b'{"messages":[{"payload":1}],"other":1}', 422, "other"),
+        (b'{"other":1,"and":2}', 422, "other"),
+        (b'{"messages":[{"payload":1},{"payload":2}', 400, None),
+        (b'{"messages":[{"payload":1},{"payload":2}],"messages":[{"payload":3}]}', 202, None),
+    ],
+)
+async def test_a_counted_batch_is_decoded_as_a_small_one(
+    api: Api, monkeypatch: pytest.MonkeyPatch, body: bytes, status: int, field: str | None
+) -> None:
+    await api.made("/queues", {"name": "orders", "shards": 1})
+    headers = {"Content-Type": "application/json"}
+    path = "/queues/orders/messages/batch"
+    for most in (MOST_COMMAS, 0):
+        monkeypatch.setattr("rooms.publishing.batch_count.MOST_COMMAS", most)
+        answer = await api.call("POST", path, "publish", content=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        if field is not None:
+            assert answer.json()["errors"][0]["field"] == field
 
 
 async def test_a_payload_beyond_the_limit_is_refused_with_its_batch(api: Api) -> None:
