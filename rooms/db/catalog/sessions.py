@@ -37,6 +37,12 @@ _GIVEN_BY_KEY: Final = (
 KEPT_S: Final = 86_400
 """Seconds for which ended sessions and expired links stay on record."""
 _CLEANUP_BATCH: Final = 1000
+MAX_LIVE_OF_LINK: Final = 100
+"""Sessions of one portal link that live at once. Each has a rate limit of its own.
+
+A further one ends the one that would end first. Each time that a page with a portal is loaded, a
+session begins, and that of the time before is left behind: to refuse would lock its people out.
+"""
 
 
 SIGN_IN_PATH: Final = "/console/sign-in"
@@ -84,6 +90,7 @@ class SignInLink:
 
     organisation_id: OrganisationId
     kind: LinkKind
+    token_hash: bytes
     name: str
     scopes: frozenset[Scope]
     rooms: tuple[RoomId, ...] | None
@@ -107,6 +114,7 @@ class SignInLink:
             "rooms": None if self.rooms is None else list(self.rooms),
             "subscriptions": None if self.subscriptions is None else list(self.subscriptions),
             "portal": self.kind is LinkKind.PORTAL,
+            "link_hash": self.token_hash if self.kind is LinkKind.PORTAL else None,
         }
 
     def session_end(self, now: datetime) -> datetime:
@@ -142,6 +150,9 @@ async def create_session(
     what this key may do now instead of `columns`, and ends with it. `maker`: the key that made the
     link, with the hash of the text that did; the session ends with it, too. UnauthenticatedError:
     the key was revoked, rotated or ended since, or the maker may do less than the link.
+
+    `columns` with a `link_hash`: as `use_link` in this transaction returned it, and one of
+    `MAX_LIVE_OF_LINK` sessions of the link ends.
     """
     parent_hash = None
     if parent is not None or maker is not None:
@@ -153,6 +164,8 @@ async def create_session(
         ends = (ends_at, key["expires_at"], key["previous_until"])
         ends_at = min(end for end in ends if end is not None)
         parent_hash = presented or key["key_hash"]
+    if (link_hash := columns.get("link_hash")) is not None:
+        await _end_surplus(connection, link_hash)
     row = await connection.execute(
         insert(api_keys)
         .values(
@@ -170,6 +183,26 @@ async def create_session(
         .returning(api_keys)
     )
     return _session(row.mappings().one())
+
+
+async def _end_surplus(connection: AsyncConnection, link_hash: bytes) -> None:
+    """End sessions of a link that leave no room for a further one.
+
+    `use_link` has locked the link until the commit, so no other session of it begins meanwhile.
+    """
+    surplus = (
+        select(api_keys.c.id)
+        .where(
+            api_keys.c.link_hash == link_hash,
+            api_keys.c.revoked_at.is_(None),
+            api_keys.c.expires_at > func.now(),
+        )
+        .order_by(api_keys.c.expires_at.desc(), api_keys.c.id.desc())
+        .offset(MAX_LIVE_OF_LINK - 1)
+    )
+    await connection.execute(
+        update(api_keys).where(api_keys.c.id.in_(surplus)).values(revoked_at=func.now())
+    )
 
 
 async def _lock_parent(
@@ -380,6 +413,7 @@ async def use_link(connection: AsyncConnection, text: str, kind: LinkKind) -> Si
     return SignInLink(
         organisation_id=OrganisationId(found["organisation_id"]),
         kind=LinkKind(found["kind"]),
+        token_hash=found["token_hash"],
         name=found["name"],
         scopes=_known_scopes(found["scopes"]),
         rooms=None if found["rooms"] is None else tuple(map(RoomId, found["rooms"])),

@@ -73,10 +73,12 @@ api_keys: Final = Table(
     time_or_null("ends_at"),
     flag_column("portal"),
     bytes_column("parent_hash", null=True),
+    bytes_column("link_hash", null=True),
     PrimaryKeyConstraint("id"),
     Index("api_keys_sessions", "organisation_id", "id", postgresql_where=text("kind = 'session'")),
     Index("api_keys_people", "organisation_id", "name", postgresql_where=text("kind = 'session'")),
     Index("api_keys_parent", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
+    Index("api_keys_link", "link_hash", postgresql_where=text("link_hash IS NOT NULL")),
 )
 
 sign_in_links: Final = Table(

@@ -1,5 +1,6 @@
 """Test the portal: what its people see and do, and what neither of the two cookies opens."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -392,6 +393,63 @@ async def test_a_link_begins_few_sessions_a_second(api: Api) -> None:
     other = await browser.http.get(await link_to(api))
     assert other.status_code == 303
     await browser.close()
+
+
+async def test_a_further_session_of_a_link_ends_the_one_that_would_end_first(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = browser.api
+    monkeypatch.setattr("rooms.db.catalog.sessions.MAX_LIVE_OF_LINK", 3)
+    other = await enter(browser)
+    assert other.status == 200
+    link = await link_to(api)
+    live = "SELECT id FROM api_keys WHERE portal AND revoked_at IS NULL ORDER BY id"
+    for _ in range(3):
+        assert (await browser.http.get(link)).status_code == 303
+    (of_other,), *begun = await api.sql(live)
+    (oldest,), (idle,), (newest,) = begun
+    await api.sql(
+        f"UPDATE api_keys SET expires_at = expires_at - interval '9 min' WHERE id = '{idle}'"
+    )
+    assert (await browser.http.get(link)).status_code == 303
+    found = [one for (one,) in await api.sql(live)]
+    assert found[:3] == [of_other, oldest, newest]
+    assert len(found) == 4
+    assert (await browser.http.get(link)).status_code == 303
+    assert oldest not in [one for (one,) in await api.sql(live)]
+    assert (await browser.get(PORTAL)).status == 200, "the newest one goes on"
+
+
+async def test_the_sessions_of_a_link_that_begin_at_once_are_counted(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of several processes, whose rates are their own."""
+    monkeypatch.setattr("rooms.db.catalog.sessions.MAX_LIVE_OF_LINK", 2)
+    monkeypatch.setattr("rooms.console.sessions.TokenBuckets.take", lambda *_: True)
+    link = await link_to(browser.api)
+    answers = await asyncio.gather(*(browser.http.get(link) for _ in range(8)))
+    assert [one.status_code for one in answers] == [303] * 8
+    counted = (
+        "SELECT count(*), count(*) FILTER (WHERE revoked_at IS NULL) FROM api_keys WHERE portal"
+    )
+    assert list(map(tuple, await browser.api.sql(counted))) == [(8, 2)]
+
+
+async def test_a_session_that_has_ended_leaves_room_for_another(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = browser.api
+    monkeypatch.setattr("rooms.db.catalog.sessions.MAX_LIVE_OF_LINK", 2)
+    link = await link_to(api)
+    for _ in range(2):
+        await browser.http.get(link)
+    (kept,), (left,) = await api.sql("SELECT id FROM api_keys WHERE portal ORDER BY id")
+    assert (await api.call("DELETE", f"/sessions/{left}")).status_code == 204
+    await browser.http.get(link)
+    assert (kept, True) in [
+        tuple(row)
+        for row in await api.sql("SELECT id, revoked_at IS NULL FROM api_keys WHERE portal")
+    ]
 
 
 async def test_a_browser_that_keeps_no_cookie_is_recognized(browser: Browser) -> None:
