@@ -24,6 +24,7 @@ from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import SubscriptionType
+from rooms.errors import StorageRefusedError
 from rooms.ports import Clock
 
 MAX_LISTED: Final = 100
@@ -49,21 +50,36 @@ class OperationalEvents:
         self._notify_queued = notify_queued
 
     async def run(self, should_continue: ShouldContinue) -> None:
-        """Look at messages whose completion is awaited, and make a batch of each group."""
-        for _ in range(_MAX_SCANS):
-            if not should_continue() or await find_completed(self._writer) < BATCH:
-                break
+        """Look at messages whose completion is awaited, and make a batch of each group.
+
+        StorageRefusedError: something was refused, and the rest was done.
+        """
+        refusals: list[StorageRefusedError] = []
+        try:
+            await self._find_completed(should_continue)
+        except StorageRefusedError as exc:
+            refusals.append(exc)
         after: tuple[int, str] = _START
         while should_continue():
             groups = await self._queries.groups(after)
             for group in groups:
                 if not should_continue():
-                    return
+                    break
                 if group.due:
-                    await self._make_batch(group)
+                    try:
+                        await self._make_batch(group)
+                    except StorageRefusedError as exc:  # the other rooms do not wait for this one
+                        refusals.append(exc)
             if len(groups) < MAX_GROUPS:
-                return
+                break
             after = groups[-1].room, groups[-1].event.value
+        if refusals:
+            raise refusals[0]
+
+    async def _find_completed(self, should_continue: ShouldContinue) -> None:
+        for _ in range(_MAX_SCANS):
+            if not should_continue() or await find_completed(self._writer) < BATCH:
+                return
 
     async def _make_batch(self, group: EventGroup) -> None:
         batch = await self._queries.read(group)

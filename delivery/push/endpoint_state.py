@@ -10,6 +10,8 @@ ConcurrencyReporter    writes how far the worker reduced the concurrency of its 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from itertools import islice
 from typing import Final
 
 from delivery.push.endpoints import Endpoint
@@ -19,11 +21,19 @@ from rooms.db.queue.endpoints import EndpointRecord
 from rooms.db.queue.throttle import MAX_RECIPIENTS, SharedLaneState
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
+from rooms.errors import StorageRefusedError
+from rooms.outages import OUTAGES
 from rooms.ports import Clock
 
 _TOO_MANY_REQUESTS: Final = 429
 _FIRST_SERVER_ERROR: Final = 500
 _CONCURRENCY_REPORT_EVERY_S: Final = 5.0
+MAX_FLUSHED: Final = 100
+FLUSH_S: Final = 0.5
+"""Events that one flush writes, and its time. The endpoints of one organisation may all fail at
+once, and the rest of the worker's tick must not wait for that.
+"""
+_REFUSED: Final = "writes about endpoints were refused"
 
 
 class EndpointSignal(StrEnum):
@@ -46,6 +56,7 @@ _SIGNAL_SUBJECTS: Final = {
     EndpointSignal.HEALTHY: "failing",
 }
 """Of two signals about one subject, the later one counts."""
+_STATUS_REASON: Final = "status_reason"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,30 +149,47 @@ class EndpointEventQueue:
         *,
         write_event: Callable[[EndpointEvent], Awaitable[None]],
         write_status_reason: Callable[[EndpointRecord, str | None], Awaitable[None]],
+        monotonic: Callable[[], float],
     ) -> None:
         self._write_event = write_event
         self._write_status_reason = write_status_reason
-        self._events: dict[tuple[SubscriptionId, str], EndpointEvent] = {}
-        self._status_reasons: dict[SubscriptionId, tuple[EndpointRecord, str | None]] = {}
+        self._monotonic = monotonic
+        # Oldest first, by subject.
+        self._writes: dict[tuple[SubscriptionId, str], Callable[[], Awaitable[None]]] = {}
 
     def add(self, event: EndpointEvent) -> None:
         """Queue an event in place of an earlier one about the same subject."""
-        self._events[event.endpoint.record.subscription_id, _SIGNAL_SUBJECTS[event.signal]] = event
+        subject = event.endpoint.record.subscription_id, _SIGNAL_SUBJECTS[event.signal]
+        self._writes[subject] = partial(self._write_event, event)
 
     def set_status_reason(self, record: EndpointRecord, reason: str | None) -> None:
         """Queue the reason why a subscription cannot be served, or None if it can."""
-        self._status_reasons[record.subscription_id] = record, reason
+        self._writes[record.subscription_id, _STATUS_REASON] = partial(
+            self._write_status_reason, record, reason
+        )
 
     async def flush(self) -> None:
-        """Write everything queued. After an error, which is raised, the rest stays queued."""
-        for subject, event in list(self._events.items()):
-            await self._write_event(event)
-            if self._events[subject] is event:
-                del self._events[subject]
-        for subscription_id, reason in list(self._status_reasons.items()):
-            await self._write_status_reason(*reason)
-            if self._status_reasons[subscription_id] is reason:
-                del self._status_reasons[subscription_id]
+        """Write what is queued, oldest first, up to `MAX_FLUSHED` in `FLUSH_S`.
+
+        A refused one is logged, and queued again behind the others. After any other error, which is
+        raised, the rest stays queued.
+        """
+        deadline = self._monotonic() + FLUSH_S
+        any_refused = False
+        for subject, write in list(islice(self._writes.items(), MAX_FLUSHED)):
+            try:
+                await write()
+            except StorageRefusedError as exc:
+                OUTAGES.record_failure(exc, _REFUSED)
+                any_refused = True
+                self._writes[subject] = self._writes.pop(subject)
+            else:
+                if self._writes[subject] is write:
+                    del self._writes[subject]
+            if self._monotonic() >= deadline:
+                break
+        if not any_refused:
+            OUTAGES.record_success(_REFUSED)
 
 
 class EndpointStateWriter:

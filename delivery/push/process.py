@@ -104,7 +104,9 @@ async def run_push(
             lanes, signals, ids=ids, clock=clock, observe=metrics.count_lane_change
         )
         events = EndpointEventQueue(
-            write_event=state_writer.write, write_status_reason=state_writer.set_status_reason
+            write_event=state_writer.write,
+            write_status_reason=state_writer.set_status_reason,
+            monotonic=clock.monotonic,
         )
         endpoints = EndpointCache(reading, cipher, set_status_reason=events.set_status_reason)
         worker = PushWorker(

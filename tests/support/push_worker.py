@@ -271,7 +271,9 @@ async def working(
             lanes, signals, ids=installation.ids, clock=clock, observe=changes.append
         )
         notices = EndpointEventQueue(
-            write_event=records.write, write_status_reason=records.set_status_reason
+            write_event=records.write,
+            write_status_reason=records.set_status_reason,
+            monotonic=clock.monotonic,
         )
         work = Work(
             PushWorker(

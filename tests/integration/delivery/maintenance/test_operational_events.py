@@ -11,7 +11,7 @@ import pytest
 
 from delivery.maintenance.operational_events import MAX_LISTED, OperationalEvents
 from rooms.clock import SystemClock
-from rooms.db.connection import open_engine
+from rooms.db.connection import connect, open_engine
 from rooms.db.operational.batches import BURST, BatchQueries
 from rooms.db.operational.completion import find_completed
 from rooms.db.operational.outbox import MAX_WAITING
@@ -24,7 +24,7 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, OrganisationId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import Reason, State, SubscriptionType
-from rooms.errors import StorageUnavailableError
+from rooms.errors import StorageRefusedError, StorageUnavailableError
 from tests.support.installation import Installation, now_ms
 
 ALL = sorted(OperationalEvent)
@@ -679,3 +679,28 @@ async def test_a_term_that_ends_leaves_the_rest_for_the_next(
     assert await waiting(installation) == (1, 0)
     await task(writer).run(always)
     assert len(await received(installation, reported)) == 1
+
+
+async def test_a_refused_batch_keeps_no_other_group_from_being_reported(
+    installation: Installation, database: str, writer: LogWriter
+) -> None:
+    """Groups come in one order, so the one that is refused again and again may be the first."""
+    await switch(installation, *ALL)
+    reported = await operational(installation)
+    await sidelined(installation, writer, await installation.subscribe(), 2)
+    await installation.rows(
+        "UPDATE operational_outbox SET event = %s WHERE id = (SELECT min(id) FROM operational_outbox)",
+        OperationalEvent.CIRCUIT_OPENED,
+    )
+    async with LogWriter(database, kind="settler", lock_timeout_ms=50) as impatient:
+        async with await connect(database, name="a test") as other, other.transaction():
+            await other.execute(
+                "SELECT FROM operational_outbox WHERE event = %s FOR UPDATE",
+                [OperationalEvent.CIRCUIT_OPENED],
+            )
+            with pytest.raises(StorageRefusedError):
+                await task(impatient).run(always)
+        assert [one["type"] for one in await received(installation, reported)] == [SIDELINED]
+        await task(impatient).run(always)
+    assert len(await received(installation, reported)) == 2
+    assert await waiting(installation) == (0, 0)
