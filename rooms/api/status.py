@@ -61,7 +61,7 @@ class BacklogResponse(Struct, kw_only=True):
 
     It is a few seconds old at most.
 
-    With the scope `platform` it is that of the whole installation, as in `/metrics`.
+    With the scope `platform` it is that of the whole installation, with the bounds of `/metrics`.
     """
 
     push: QueueBacklogResponse
@@ -189,8 +189,8 @@ def _backlog(counts: QueueStats) -> BacklogResponse:
     return BacklogResponse(
         push=queue("push"),
         pull=queue("pull"),
-        leased=counts.leased,
-        abandoned=counts.crash_looping,
+        leased=counts.leased or 0,
+        abandoned=counts.crash_looping or 0,
         held=dict(counts.held),
         sidelined=dict(counts.sidelined),
     )

@@ -269,6 +269,17 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
 
 
 @asynccontextmanager
+async def savepoint(connection: AsyncConnection) -> AsyncIterator[None]:
+    """Run a part of a transaction; if it raises, only this part is rolled back.
+
+    It raises the errors of `transaction`.
+    """
+    with _translate_errors():
+        async with connection.begin_nested():
+            yield
+
+
+@asynccontextmanager
 async def autocommit(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """Run single statements, each a transaction of its own; raise the errors of `transaction`.
 
