@@ -165,8 +165,12 @@ class PullService:
         await self._waiters.close()
 
     def on_notify(self, names: frozenset[str]) -> None:
-        """Handle `Channel.PULL`: subscriptions that may have messages; empty: any."""
-        self._waiters.notify(names or None)
+        """Handle `Channel.PULL`: subscriptions that may have messages, or rooms; empty: any."""
+        rooms = frozenset(name for name in names if name.isdecimal())
+        if rooms:
+            self._waiters.notify_matching(lambda key: str(key.target.room) in rooms)
+        if not rooms or names != rooms:
+            self._waiters.notify(names - rooms or None)
 
     def on_config_change(self, names: frozenset[str]) -> None:
         """Handle `Channel.CONFIG`: rooms whose settings have changed; empty: any."""

@@ -222,6 +222,13 @@ class Waiters(Generic[Key, Message]):
         for queue in queues:
             self._dispatch(queue, queue.dispatcher.on_work(now))
 
+    def notify_matching(self, matches: Callable[[Key], bool]) -> None:
+        """Notify the queues of these keys that there may be messages."""
+        now = self._loop.time()
+        for key, queue in self._queues.items():
+            if matches(key):
+                self._dispatch(queue, queue.dispatcher.on_work(now))
+
     def waiting_keys(self) -> list[Key]:
         """Return the keys of the queues that wait for a notification."""
         return [queue.key for queue in self._queues.values() if queue.awaits_notify()]

@@ -20,6 +20,7 @@ import psycopg
 
 from rooms.batching import AdaptiveLinger
 from rooms.db.connection import Connection, NotificationReader, connect
+from rooms.db.wakeup_names import WakeupNames
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.outages import OUTAGES
@@ -38,8 +39,9 @@ _MIN_WEIGHT: Final = 5
 130 times a second.
 """
 _RETRY_S: Final = 0.5
-_MAX_NAMES: Final = 150  # a payload holds 8,000 bytes, an id 36
-_MAX_NAME_LENGTH: Final = 50
+_NOTIFY: Final = (
+    "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) payload"  # with one lock for all
+)
 _NOTIFY_FAILED: Final = "connections to send wake-ups failed"
 _LISTEN_FAILED: Final = "connections to receive wake-ups failed"
 
@@ -48,9 +50,9 @@ class Channel(StrEnum):
     """Name the subject of a notification.
 
     PUSH and RELAY announce work for workers and for the relay. PULL names subscriptions that have
-    work, MESSAGES handler queues that have messages. CONFIG names rooms whose settings changed,
-    QUEUES announces changed settings of handler queues. SATURATED is no wake-up: it names
-    subscriptions whose endpoints have far more than they can do.
+    work, or rooms in which many have. MESSAGES names handler queues that have messages. CONFIG
+    names rooms whose settings changed, QUEUES announces changed settings of handler queues.
+    SATURATED is no wake-up: it names subscriptions whose endpoints have far more than they can do.
     """
 
     PUSH = "rooms_push"
@@ -79,7 +81,7 @@ class Notifier:
         self._url = url
         self._relayed = broker_mode.is_relayed
         self._listeners = listeners or {}
-        self._pending: dict[Channel, set[str] | None] = {}
+        self._pending: dict[Channel, WakeupNames] = {}
         self._pending_count = 0
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -102,12 +104,9 @@ class Notifier:
         Call it after the commit that made the work, with its number of messages.
         """
         self._pending_count += max(_MIN_WEIGHT, count)
-        names = self._pending.setdefault(channel, set())
-        if names is not None:
-            if not name or len(name) > _MAX_NAME_LENGTH or len(names) >= _MAX_NAMES:
-                self._pending[channel] = None
-            else:
-                names.add(name)
+        if channel not in self._pending:
+            self._pending[channel] = WakeupNames(by_room=channel is Channel.PULL)
+        self._pending[channel].add(name)
         self._wake.set()
 
     def notify_queued(self, subscription: SubscriptionId | None = None, *, count: int = 1) -> None:
@@ -144,25 +143,21 @@ class Notifier:
             try:
                 while due:
                     channel, names = next(iter(due.items()))
-                    await connection.execute(
-                        "SELECT pg_notify(%s, %s)", (channel, ",".join(names or ()))
-                    )
+                    await connection.execute(_NOTIFY, (channel, names.payloads()))
                     del due[channel]
             finally:
                 self._requeue(due)
             await asyncio.sleep(linger.next_delay_s(count, time.monotonic()))
 
-    def _requeue(self, unsent: dict[Channel, set[str] | None]) -> None:
+    def _requeue(self, unsent: dict[Channel, WakeupNames]) -> None:
         """Send these notifications on the next connection.
 
         Their listeners are still connected, and would otherwise find the work only by polling.
         """
         for channel, names in unsent.items():
-            others = self._pending.setdefault(channel, set())
-            if names is None or others is None or len(names) + len(others) > _MAX_NAMES:
-                self._pending[channel] = None
-            else:
-                others |= names
+            if channel in self._pending:
+                names.merge(self._pending[channel])
+            self._pending[channel] = names
             self._wake.set()
 
     async def _listen_loop(self) -> None:

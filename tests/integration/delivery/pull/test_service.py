@@ -12,6 +12,7 @@ import pytest
 
 from delivery.maintenance.expiry import DeliveryExpirer
 from delivery.pull.requests import ack_id, parse_ack_id
+from delivery.pull.target import PullSelection, parse_target
 from rooms.clock import SystemClock
 from rooms.db.leases.acquire import MAX_BYTES
 from rooms.db.queue.expire import ExpiryQueries
@@ -731,3 +732,20 @@ async def test_metrics_count_pulled_and_settled_messages(counter: Counter) -> No
         'rooms_acks_total{outcome="late"} 1.0',
     ):
         assert line in text
+
+
+async def test_a_wake_up_of_a_room_wakes_only_polls_of_its_subscriptions(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large publish names its room instead of every subscription."""
+    waiters = counter.puller._waiters
+    key = PullSelection(parse_target(counter.house.principal, counter.queue))
+    matched: list[bool] = []
+    named: list[frozenset[str] | None] = []
+    monkeypatch.setattr(waiters, "notify", named.append)
+    monkeypatch.setattr(waiters, "notify_matching", lambda matches: matched.append(matches(key)))
+    counter.puller.on_notify(frozenset({str(counter.room)}))
+    counter.puller.on_notify(frozenset({str(counter.room + 1), counter.queue}))
+    assert (matched, named) == ([True, False], [frozenset({counter.queue})])
+    counter.puller.on_notify(frozenset())
+    assert named[1:] == [None]

@@ -1,6 +1,7 @@
 """Wake-ups by NOTIFY when the connection that sends them ends."""
 
 import asyncio
+import random
 from typing import cast
 
 import psycopg
@@ -9,6 +10,8 @@ import pytest
 from rooms.db import notify
 from rooms.db.connection import Connection, connect
 from rooms.db.notify import Channel, Notifier
+from rooms.db.wakeup_names import MAX_NAMES, MAX_OF_ROOM
+from rooms.domain.ids import IdGenerator, RoomId
 from tests.support.installation import until
 
 _END = """
@@ -44,19 +47,46 @@ async def test_unsent_notifications_go_out_on_the_next_connection(database: str)
         )
 
 
-async def test_too_many_unsent_names_become_a_notification_of_any(database: str) -> None:
-    """Names of before and after fit into one payload together, or are left out, which says that anything may have changed."""
+async def test_unsent_names_are_sent_together_with_later_ones(database: str) -> None:
     signals = Notifier(database)
-    signals._requeue({Channel.PULL: {f"early-{number}" for number in range(100)}})
-    assert len(signals._pending[Channel.PULL] or ()) == 100
-    signals.notify(Channel.PULL, "one")
-    signals._requeue(
-        {Channel.PULL: {f"other-{number}" for number in range(100)}, Channel.PUSH: None}
-    )
-    assert signals._pending == {Channel.PULL: None, Channel.PUSH: None}
-    signals._requeue({Channel.PULL: {"last"}, Channel.PUSH: {"last"}})
-    assert signals._pending == {Channel.PULL: None, Channel.PUSH: None}
+    signals.notify(Channel.PULL, "early")
+    signals.notify(Channel.PUSH)
+    unsent, signals._pending = signals._pending, {}
+    signals._wake.clear()
+    signals.notify(Channel.PULL, "late")
+    signals._wake.clear()
+    signals._requeue(unsent)
+    sent = {channel: names.payloads() for channel, names in signals._pending.items()}
+    assert sent == {Channel.PULL: ["early,late"], Channel.PUSH: [""]}
     assert signals._wake.is_set()
+
+
+@pytest.mark.parametrize("count", [151, MAX_OF_ROOM, MAX_OF_ROOM + 1, MAX_NAMES + 1])
+async def test_a_large_publish_wakes_only_its_own_room(database: str, count: int) -> None:
+    """A payload without names would wake every poll of every room."""
+    ids = IdGenerator(random.getrandbits)
+    large = [str(ids.generate(RoomId(7), 0)) for _ in range(count)]
+    other = str(ids.generate(RoomId(8), 0))
+    heard: list[frozenset[str]] = []
+    listens = asyncio.Event()
+
+    def hear(names: frozenset[str]) -> None:
+        heard.append(names)
+        listens.set()
+
+    async with Notifier(database, listeners={Channel.PULL: hear}), Notifier(database) as signals:
+        await asyncio.wait_for(listens.wait(), 60)
+        heard.clear()
+        for name in (*large, other):
+            signals.notify(Channel.PULL, name)
+
+        async def all_come() -> bool:
+            return other in frozenset[str]().union(*heard)
+
+        await until(all_come, "the wake-ups")
+    assert frozenset() not in heard, "nothing wakes all polls"
+    names = frozenset[str]().union(*heard)
+    assert names == ({*large, other} if count <= MAX_OF_ROOM else {"7", other})
 
 
 _IN_RECOVERY = psycopg.errors.ReadOnlySqlTransaction("cannot execute it during recovery")

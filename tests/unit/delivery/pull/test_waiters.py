@@ -162,6 +162,23 @@ async def test_joining_an_empty_queue_costs_no_statement(
     assert (await messages_of(first), await messages_of(second)) == ([1], [2])
 
 
+async def test_only_queues_that_match_are_notified(
+    waiters: Waiters[str, int], source: Source
+) -> None:
+    polls = [
+        waiters.add_poll(key, max_messages=1, lease_ms=1, wait_s=LONG_S)
+        for key in ("a1", "a2", "b")
+    ]
+    await until_idle(waiters, "a1", "a2", "b")
+    source.requests.clear()
+    for key in ("a1", "a2", "b"):
+        source.queues[key].append(1)
+    waiters.notify_matching(lambda key: key.startswith("a"))
+    assert [await messages_of(poll) for poll in polls[:2]] == [[1], [1]]
+    assert {request.key for batch in source.requests for request in batch} == {"a1", "a2"}
+    assert not polls[2].future.done()
+
+
 async def test_a_poll_that_cannot_wait_does_not_overtake(
     source: Source, waiters: Waiters[str, int]
 ) -> None:
