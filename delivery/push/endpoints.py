@@ -211,16 +211,17 @@ class EndpointCache:
         self._cipher = cipher
         self._set_status_reason = set_status_reason
         self._cache: dict[SubscriptionId, tuple[EndpointLookup, float]] = {}
+        self._by_room: dict[str, set[SubscriptionId]] = {}
         self._members = MemberIds(connection)
         self.ordered_subscriptions: set[SubscriptionId] = set()
-        """Those among them that deliver messages of one ordering key in order."""
+        """Those in the cache that deliver messages of one ordering key in order."""
 
     def invalidate(self, rooms: frozenset[str]) -> None:
-        """Drop the endpoints of these rooms (empty: of all), because their settings changed."""
-        if not rooms:
-            self._cache.clear()
-        for changed in [known for known in self._cache if str(room_of(known)) in rooms]:
-            del self._cache[changed]
+        """Load the endpoints of these rooms (empty: of all) again when they are next asked for."""
+        # They stay in the cache: while attempts end, it must be known which are ordered.
+        for room in rooms or self._by_room:
+            for changed in self._by_room.get(room, ()):
+                self._cache[changed] = self._cache[changed][0], float("-inf")
 
     async def for_tasks(
         self, tasks: Iterable[DeliveryTask], now: float
@@ -322,7 +323,10 @@ class EndpointCache:
                 endpoint = self._build_endpoint(record, known)
             loaded[subscription_id] = endpoint
             self._cache[subscription_id] = endpoint, now
-            if record is not None and record.ordered:
+            self._by_room.setdefault(str(room_of(subscription_id)), set()).add(subscription_id)
+            if record is None:
+                self.ordered_subscriptions.discard(subscription_id)
+            elif record.ordered:
                 self.ordered_subscriptions.add(subscription_id)
             if record is not None and record.status is SubscriptionStatus.ACTIVE:
                 reason = (
@@ -333,9 +337,16 @@ class EndpointCache:
                 if record.status_reason != reason:
                     self._set_status_reason(record, reason)
         for oldest in list(islice(self._cache, max(0, len(self._cache) - _MAX_CACHED))):
-            del self._cache[oldest]
-            self.ordered_subscriptions.discard(oldest)
+            self._remove(oldest)
         return loaded
+
+    def _remove(self, subscription_id: SubscriptionId) -> None:
+        del self._cache[subscription_id]
+        self.ordered_subscriptions.discard(subscription_id)
+        room = str(room_of(subscription_id))
+        self._by_room[room].discard(subscription_id)
+        if not self._by_room[room]:
+            del self._by_room[room]
 
     def _build_endpoint(
         self, record: EndpointRecord, known: EndpointLookup
