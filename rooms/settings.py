@@ -252,7 +252,9 @@ class Settings:
     query_timeout_s: int
     """Seconds after which PostgreSQL stops a query of the API; 503 with the advice to narrow it."""
     max_consumers: int
-    """Streams and waiting polls of one organisation in one API process; 429 above."""
+    """Streams and waiting polls of one organisation in one API process; 429 above. Each ten
+    subscriptions of a stream count as one.
+    """
     public_url: str | None
     """Address at which browsers reach the service: `https://rooms.example.com`. People who sign in
     by OpenID Connect come back to it; register `…/console/oidc/callback` with the provider.

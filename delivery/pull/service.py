@@ -174,8 +174,9 @@ class PullService:
 
     def on_config_change(self, names: frozenset[str]) -> None:
         """Handle `Channel.CONFIG`: rooms whose settings have changed; empty: any."""
-        self._source.on_config_change(frozenset(RoomId(int(name)) for name in names))
-        self._monitor.check_now()
+        rooms = frozenset(RoomId(int(name)) for name in names)
+        self._source.on_config_change(rooms)
+        self._monitor.on_change(rooms)
 
     async def pull(
         self,

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from delivery.pull.access import AccessMonitor, WatchedConsumer
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
-from delivery.pull.quota import ConsumerQuota
+from delivery.pull.quota import ConsumerQuota, stream_weight
 from delivery.pull.requests import (
     AckRequest,
     ExtendRequest,
@@ -131,15 +131,15 @@ class Streams:
             peeks=peeks,
             holder=principal.key_id,
         )
-        self._quota.acquire(principal.organisation_id)
+        self._quota.acquire(principal.organisation_id, stream_weight(keys))
         stream.start()
-        self._open[stream] = self._monitor.watch(
+        watched = self._open[stream] = self._monitor.watch(
             principal,
             keys,
             lambda loss: stream.end(EndReason(loss.value)),
         )
         self._has_streams.set()
-        self._monitor.check_now()  # what changed since its key was authenticated
+        self._monitor.check_soon(watched)  # what changed since its key was authenticated
         if self._closing:
             stream.end(EndReason.SHUTDOWN)
         return stream
@@ -153,7 +153,7 @@ class Streams:
         if not self._open:
             self._has_streams.clear()
         self._monitor.forget(consumer)
-        self._quota.release(consumer.principal.organisation_id)
+        self._quota.release(consumer.principal.organisation_id, stream_weight(consumer.targets))
         self._closed.set()
         stream.close()
         for lease in stream.unsettled:

@@ -12,7 +12,7 @@ def upgrade() -> None:
     """Add the organisation to schedules. One that an older process writes has none, and runs."""
     build_index(
         "jobs_open_of_organisation",
-        "jobs (organisation_id, id) WHERE state IN ('queued', 'running')",
+        "jobs (organisation_id, created_at) WHERE state IN ('queued', 'running')",
     )
     op.execute("ALTER TABLE shovel_schedules ADD COLUMN organisation_id uuid")
     op.execute(

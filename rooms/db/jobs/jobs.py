@@ -227,7 +227,8 @@ MAX_ERROR_LENGTH: Final = 1000
 
 MAX_FETCHED: Final = 1200
 """The most jobs of an organisation that are read at a time."""
-# The organisations with open jobs are looked up one by one, each by its first entry of the index.
+# The organisations with open jobs are looked up one by one, each by its first entry of the index. It
+# has no id, or statements for one job would read all of it.
 _FETCH_OPEN: Final = """
 WITH RECURSIVE o (id) AS (
     (SELECT organisation_id FROM jobs WHERE state IN ('queued', 'running') ORDER BY organisation_id LIMIT 1)
@@ -240,7 +241,7 @@ SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
         SELECT id::text, organisation_id::text, kind, arguments, done, total, result, position, created_at,
             extract(epoch FROM now() - created_at)::float8 AS age_s
         FROM jobs WHERE organisation_id = o.id AND state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[])
-            AND (snoozed_until IS NULL OR snoozed_until <= now()) ORDER BY jobs.id LIMIT %(per_organisation)s
+            AND (snoozed_until IS NULL OR snoozed_until <= now()) ORDER BY jobs.created_at LIMIT %(per_organisation)s
     ) f ORDER BY 1
 ) j ON true
 """

@@ -194,7 +194,7 @@ async def checks(place: Place, count: int = 2) -> None:
 
     monitor._check = counted  # type: ignore[method-assign]
     try:
-        monitor.check_now()
+        monitor.on_change(frozenset())
         await until(lambda: seen >= count)
     finally:
         monitor._check = original  # type: ignore[method-assign]
