@@ -25,6 +25,7 @@ from delivery.leadership.assignment import assign
 from delivery.leadership.local_process import is_dead, own_process
 from delivery.leadership.membership import MEMBERSHIP_OUTAGE, MembershipTask
 from rooms.db.connection import (
+    CONNECTION_LOST,
     Connection,
     NotificationReader,
     PersistentConnection,
@@ -241,7 +242,7 @@ class PostgresMembership(MembershipTask):
                 finally:
                     self._local_holds.clear()
                     await connection.close()
-            except (psycopg.OperationalError, TimeoutError) as exc:
+            except (*CONNECTION_LOST, TimeoutError) as exc:
                 OUTAGES.record_failure(
                     StorageUnavailableError(_error_text(exc)),
                     MEMBERSHIP_OUTAGE,

@@ -20,7 +20,7 @@ from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import FunctionTask, ShouldContinue
 from delivery.maintenance.task_context import TaskContext
 from delivery.maintenance.usage import is_counted_until
-from rooms.db.connection import Connection, open_connection
+from rooms.db.connection import CONNECTION_LOST, Connection, open_connection
 from rooms.db.retention.bounded_locks import (
     LOCK_CONFLICTS,
     LOCK_TIMEOUT_MS,
@@ -99,7 +99,7 @@ class RetentionTask:
                 await self._replace_all(connection, should_continue)
         except LOCK_CONFLICTS as exc:
             raise StorageRefusedError(str(exc)) from exc
-        except psycopg.OperationalError as exc:
+        except CONNECTION_LOST as exc:
             raise StorageUnavailableError(str(exc)) from exc
 
     async def _replace_all(self, connection: Connection, should_continue: ShouldContinue) -> None:
@@ -182,7 +182,7 @@ class RetentionTask:
             _log.info("retention of %s waits: %s", replaced.label, exc)
             await _drop_unfinished(connection)
             return "busy"
-        except psycopg.OperationalError:
+        except CONNECTION_LOST:
             raise
         except psycopg.Error as exc:
             _log.warning("retention of %s failed, retrying later", replaced.label, exc_info=exc)
@@ -323,7 +323,7 @@ async def preview(url: str, *, days: int, destination: str | None) -> Sequence[R
                 for span in list(spans)
                 if len(span.partition_sets) == 1
             ]
-    except psycopg.OperationalError as exc:
+    except CONNECTION_LOST as exc:
         raise StorageUnavailableError(str(exc)) from exc
 
 

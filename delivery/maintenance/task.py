@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
 
-import psycopg
 import sqlalchemy.exc
 
+from rooms.db.connection import CONNECTION_LOST
 from rooms.errors import TransientError
 from rooms.outages import OUTAGES
 from rooms.ports import Membership
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 MIN_WAIT_S: Final = 0.25
 MAX_WAIT_S: Final = 5.0
-_UNAVAILABLE: Final = (TransientError, psycopg.OperationalError, sqlalchemy.exc.OperationalError)
+_UNAVAILABLE: Final = (TransientError, *CONNECTION_LOST, sqlalchemy.exc.OperationalError)
 
 ShouldContinue = Callable[[], bool]
 """Return whether the term lasts; a task asks before each statement."""

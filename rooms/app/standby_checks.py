@@ -16,7 +16,7 @@ import psycopg
 
 from rooms.api.server.tls_files import TlsFileError, TlsFiles, load_tls
 from rooms.backends import running_processes
-from rooms.db.connection import SESSION_ENDED, Connection, open_connection
+from rooms.db.connection import CONNECTION_LOST, Connection, open_connection
 from rooms.db.processes import read_processes
 from rooms.db.schema import describe_missing
 from rooms.db.sealing import find_unknown_keys
@@ -34,7 +34,6 @@ _RECORD_WAIT_S: Final = 10.0
 _RECORD_POLL_S: Final = 0.5
 _API: Final = "serve"
 """The kind of the processes that have an API."""
-_AWAY: Final = (psycopg.OperationalError, *SESSION_ENDED)
 
 
 @asynccontextmanager
@@ -120,7 +119,7 @@ async def _check_database(
                 raise SettingsError([missing])
             await _check_occupied(settings, connection, occupied)
             await _report_unknown_keys(settings, connection, cipher)
-    except _AWAY as exc:
+    except CONNECTION_LOST as exc:
         # The outage itself is logged by those who wait for its end.
         _log.info("the keys of this standby are checked later: %s", exc)
         return False

@@ -10,9 +10,7 @@ import asyncio
 from contextlib import suppress
 from typing import Final, Self
 
-import psycopg
-
-from rooms.db.connection import Connection, connect
+from rooms.db.connection import CONNECTION_LOST, Connection, connect
 from rooms.errors import StorageUnavailableError
 
 _LOCK_KEY: Final = 0x726F6F6F
@@ -47,13 +45,13 @@ class ActiveLock:
             await self._connection.execute(
                 _SET_IDLE_TIMEOUT, [f"{round(self._session_timeout_s * 1000)}ms"]
             )
-        except psycopg.OperationalError as exc:
+        except CONNECTION_LOST as exc:
             raise StorageUnavailableError(str(exc)) from exc
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         if self._connection is not None:
-            with suppress(psycopg.OperationalError):
+            with suppress(*CONNECTION_LOST):
                 await self._connection.close()
 
     async def acquire(self) -> None:
@@ -78,6 +76,6 @@ class ActiveLock:
         try:
             cursor = await self._connection.execute(statement, [value])
             ((answer,),) = await cursor.fetchall()
-        except psycopg.OperationalError as exc:
+        except CONNECTION_LOST as exc:
             raise StorageUnavailableError(str(exc)) from exc
         return answer

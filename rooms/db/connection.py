@@ -215,7 +215,7 @@ class PersistentConnection:
                 if self._connection is None or self._connection.closed:
                     self._connection = await connect(self._url, name=self._name)
                 return await query(self._connection)
-            except psycopg.OperationalError as exc:
+            except CONNECTION_LOST as exc:
                 await self.close()
                 raise StorageUnavailableError(str(exc)) from exc
 
@@ -245,6 +245,8 @@ SESSION_ENDED: Final = (
     psycopg.errors.TransactionTimeout,
 )
 """Errors that end the session; it is not known whether before or after the commit."""
+CONNECTION_LOST: Final = (psycopg.OperationalError, *SESSION_ENDED)
+"""Errors of a connection that could not be made, broke, or was ended by the server: an outage."""
 _REFUSALS: Final = (
     psycopg.errors.DiskFull,
     psycopg.errors.InsufficientResources,
@@ -317,7 +319,7 @@ def _translate_errors() -> Iterator[None]:
             ) from exc
         if isinstance(exc.orig, _REFUSALS):
             raise StorageRefusedError(str(exc.orig)) from exc
-        if isinstance(exc.orig, (psycopg.OperationalError, psycopg.InterfaceError, *SESSION_ENDED)):
+        if isinstance(exc.orig, (psycopg.InterfaceError, *CONNECTION_LOST)):
             raise StorageUnavailableError(str(exc.orig)) from exc
         raise
     except sqlalchemy_errors.TimeoutError as exc:

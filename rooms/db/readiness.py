@@ -21,7 +21,7 @@ from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rooms.db.connection import open_connection, transaction
+from rooms.db.connection import CONNECTION_LOST, open_connection, transaction
 from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
 from rooms.outages import OUTAGES
 
@@ -137,6 +137,6 @@ async def _readiness_error(url: str) -> StorageUnavailableError | StorageRefused
         async with open_connection(url, name="rooms start") as connection:
             cursor = await connection.execute("SELECT pg_is_in_recovery()")
             row = await cursor.fetchone()
-    except psycopg.OperationalError as exc:
+    except CONNECTION_LOST as exc:
         return StorageUnavailableError(str(exc).strip())
     return StorageRefusedError(_RECOVERING) if row is not None and row[0] else None

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import generators
 from psycopg.pq import ExecStatus, Format
 
-from rooms.db.connection import SESSION_ENDED, Connection, connect
+from rooms.db.connection import CONNECTION_LOST, SESSION_ENDED, Connection, connect
 from rooms.db.statement_parts import session_lives
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.errors import StorageRefusedError, StorageUnavailableError
@@ -310,7 +310,7 @@ class LogWriter:
                 stack.pop_all()
         except _REFUSALS as exc:
             raise StorageRefusedError(str(exc)) from exc
-        except (psycopg.OperationalError, *SESSION_ENDED) as exc:
+        except CONNECTION_LOST as exc:
             raise StorageUnavailableError(str(exc)) from exc
         self._next_seq, self._connection = 1, connection
         return connection

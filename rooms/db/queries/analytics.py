@@ -18,7 +18,7 @@ import psycopg
 from sqlalchemy import any_, func, literal, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.connection import psycopg_url
+from rooms.db.connection import CONNECTION_LOST, psycopg_url
 from rooms.db.queries.messages import event_type_conditions
 from rooms.db.session_settings import SERVER_TIMEOUTS, apply_settings
 from rooms.db.tables.usage import analysis_rows, analysis_runs
@@ -120,7 +120,7 @@ def read_owners(url: str) -> Owners:
                     for identity, subscriber in connection.execute(_SUBSCRIBERS)
                 },
             )
-    except psycopg.OperationalError as exc:
+    except CONNECTION_LOST as exc:
         raise StorageUnavailableError(str(exc)) from exc
 
 
@@ -160,7 +160,7 @@ def replace_findings(
                         list(one.subscriptions),
                     )
                     rows.write_row((*columns, one.began, one.ended, body))
-    except psycopg.OperationalError as exc:
+    except CONNECTION_LOST as exc:
         raise StorageUnavailableError(str(exc)) from exc
     return True
 

@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 import psycopg
 from psycopg import sql
 
-from rooms.db.connection import psycopg_url
+from rooms.db.connection import CONNECTION_LOST, psycopg_url
 from rooms.db.queries.restored_log import (
     DELETE_PASSED_WRITERS,
     FIRST_RESTORED,
@@ -125,7 +125,7 @@ _SESSION_SETTINGS: Final = (
     "SET TimeZone = 'UTC'"
 )
 _LINES_PER_READ: Final = 500
-_UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError)
+_UNAVAILABLE: Final = (psycopg.InterfaceError, *CONNECTION_LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

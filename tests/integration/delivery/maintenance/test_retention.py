@@ -1,6 +1,7 @@
 """Check retention on a database: what is deleted, what stays, what runs against it, and that no statement waits for it."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -794,6 +795,54 @@ async def test_a_swap_suspended_in_the_middle_blocks_nothing_for_long(
     await installation.gone("rooms retention")
     await retain(installation)
     assert await found(installation, old) == GONE
+
+
+async def lose_session(installation: Installation, connection: Connection) -> None:
+    """Suspend a transaction until the server has ended its session, and go on."""
+    await connection.execute("SET idle_in_transaction_session_timeout = '20ms'")
+    async with connection.transaction():
+        await connection.execute("SELECT 1")
+        await installation.gone(connection.info.get_parameters()["application_name"])
+        await connection.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("step", ["prepare", "swap", "clean"])
+async def test_a_session_that_the_server_ends_is_an_outage(
+    installation: Installation,
+    step: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A process that was suspended tries again, and logs no error of its own."""
+    old = await write(installation, await installation.subscribe(), State.DELIVERED)
+
+    async def end(first: Any, *_: object, **__: object) -> None:
+        await lose_session(installation, first._connection if step != "clean" else first)
+
+    with monkeypatch.context() as patch:
+        if step == "clean":
+            patch.setattr(duty, "clean_default_partitions", end)
+        else:
+            patch.setattr(PartitionReplacement, step, end)
+        with pytest.raises(StorageUnavailableError):
+            await retain(installation)
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    await installation.gone("rooms retention")
+    await retain(installation)
+    assert await found(installation, old) == GONE
+
+
+async def test_a_preview_whose_session_the_server_ends_meets_an_outage(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(installation, await installation.subscribe(), State.DELIVERED)
+
+    async def end(connection: Connection, *_: object) -> None:
+        await lose_session(installation, connection)
+
+    monkeypatch.setattr(duty, "count_kept", end)
+    with pytest.raises(StorageUnavailableError):
+        await preview(installation.url, days=30, destination=None)
 
 
 async def test_a_suspended_cleanup_of_default_partitions_blocks_nothing_for_long(
