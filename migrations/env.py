@@ -2,7 +2,12 @@
 
 from alembic import context
 
-connection = context.config.attributes["connection"]
-context.configure(connection=connection, target_metadata=None, transaction_per_migration=True)
+attributes = context.config.attributes
+context.configure(
+    connection=attributes["connection"],
+    target_metadata=None,
+    transaction_per_migration=True,
+    on_version_apply=attributes.get("on_version_apply"),
+)
 with context.begin_transaction():
     context.run_migrations()

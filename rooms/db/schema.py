@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Final
 import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationInfo
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -27,7 +28,7 @@ from rooms.errors import StorageRefusedError, StorageUnavailableError
 _log = logging.getLogger(__name__)
 
 LOCK_WAIT_S: Final = 120.0
-"""The time for which locks that others hold are requested again."""
+"""The time for which locks that others hold are requested again; each revision has its own."""
 TURN_WAIT_S: Final = 600.0
 """The time for which another migration is waited for."""
 _MIGRATION_LOCK: Final = 0x726F6F6D
@@ -89,7 +90,9 @@ def migrate(
             config = Config()
             config.set_main_option("script_location", str(Path(migrations.__file__).parent))
             config.attributes["connection"] = connection
-            _retry_locks(connection, partial(command.upgrade, config, "head"), lock_wait_s)
+            applied: set[str] = set()
+            config.attributes["on_version_apply"] = partial(_record_revision, applied)
+            _retry_locks(connection, partial(command.upgrade, config, "head"), lock_wait_s, applied)
             _retry_locks(connection, partial(_make_days_ahead, connection), lock_wait_s)
             connection.execute(text(f"SELECT pg_advisory_unlock({_MIGRATION_LOCK})"))
             connection.commit()
@@ -177,9 +180,23 @@ def _make_days_ahead(connection: Connection) -> None:
         ensure_partitions(connection, datetime.now(UTC))
 
 
-def _retry_locks(connection: Connection, work: Callable[[], object], wait_s: float) -> None:
-    """Run work and commit it; run it again after a lock was not granted in time."""
+def _record_revision(applied: set[str], *, step: MigrationInfo, **_: object) -> None:
+    applied.update(step.up_revision_ids)
+
+
+def _retry_locks(
+    connection: Connection,
+    work: Callable[[], object],
+    wait_s: float,
+    applied: Collection[str] = (),
+) -> None:
+    """Run work and commit it; run it again after a lock was not granted in time.
+
+    The time begins again when `applied`, the revisions that are complete, has grown since the last
+    try: it was not spent on the lock that is missing now.
+    """
     deadline = time.monotonic() + wait_s
+    known = len(applied)
     is_logged = False
     while True:
         try:
@@ -190,6 +207,9 @@ def _retry_locks(connection: Connection, work: Callable[[], object], wait_s: flo
                 raise
             connection.rollback()
             reason = _describe_holder(connection)
+            if len(applied) > known:
+                known, is_logged = len(applied), False
+                deadline = time.monotonic() + wait_s
             if time.monotonic() >= deadline:
                 raise StorageRefusedError(
                     f"a lock was not granted within {wait_s:g} s: {reason};"

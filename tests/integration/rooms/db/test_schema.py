@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy
+from alembic import command
 
 from rooms.db import schema
 from rooms.db.connection import Connection, open_connection
-from rooms.db.schema import migrate
+from rooms.db.schema import describe_missing, migrate
 from rooms.errors import StorageRefusedError, StorageUnavailableError
+from tests.migrations.test_upgrades import alembic
 from tests.support.installation import PATIENCE_S, Installation, until
 
 TABLES = ("deliveries", "log_entries", "messages")
@@ -77,6 +79,48 @@ async def test_a_migration_gives_up_and_names_who_holds_the_lock(
         with pytest.raises(StorageRefusedError, match=rf"{HOLDER}, idle in transaction\) is in a"):
             await asyncio.to_thread(migrate, database, lock_wait_s=0)
     await asyncio.to_thread(migrate, database, lock_wait_s=0)
+
+
+@pytest.fixture
+def before_several(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Go back before revisions of which the second needs a lock on subscriptions.
+
+    A request for a lock ends later than the time for which locks are requested again.
+    """
+    with alembic(database) as config:
+        command.downgrade(config, "0040")
+    monkeypatch.setattr(schema, "_LOCK_TIMEOUT", sqlalchemy.text("SET lock_timeout = '1500ms'"))
+    monkeypatch.setattr(schema, "_PAUSE_S", 0.05)
+    return database
+
+
+async def test_the_time_for_a_lock_begins_again_after_progress(
+    installation: Installation,
+    before_several: str,
+    holder: Connection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with holder.transaction():
+        await holder.execute("LOCK TABLE subscriptions IN ACCESS SHARE MODE")
+        migrating = asyncio.create_task(asyncio.to_thread(migrate, before_several, lock_wait_s=1))
+
+        async def is_logged() -> bool:
+            return migrating.done() or HOLDER in caplog.text
+
+        await until(is_logged, "the holder to be named")
+    await migrating
+    assert await describe_missing(holder) is None
+
+
+async def test_the_time_for_a_lock_ends_without_progress(
+    before_several: str, holder: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with holder.transaction():
+        await holder.execute("LOCK TABLE subscriptions IN ACCESS SHARE MODE")
+        with pytest.raises(StorageRefusedError, match=r"not granted within 1 s"):
+            await asyncio.to_thread(migrate, before_several, lock_wait_s=1)
+    assert len([line for line in caplog.messages if HOLDER in line]) == 1
+    assert "is 0041, and not" in str(await describe_missing(holder))
 
 
 async def test_a_migration_that_waits_for_its_turn_keeps_no_snapshot(
