@@ -27,11 +27,13 @@ class Looks:
     def __init__(self) -> None:
         self.asked: list[set[str]] = []
         self.gone: set[str] = set()
+        self.called = asyncio.Event()
 
     async def __call__(
         self, _writer: object, queues: Sequence[tuple[RoomId, SubscriptionId]]
     ) -> tuple[frozenset[SubscriptionId], Mapping[SubscriptionId, float]]:
         self.asked.append({subscription for _, subscription in queues})
+        self.called.set()
         return frozenset(one for _, one in queues if one in self.gone), {}
 
 
@@ -59,7 +61,8 @@ def watch(
 async def comes(looks: Looks, count: int) -> None:
     async with asyncio.timeout(10):
         while len(looks.asked) < count:
-            await asyncio.sleep(0)
+            looks.called.clear()
+            await looks.called.wait()
 
 
 async def test_a_change_of_a_room_is_checked_for_its_consumers_only(
