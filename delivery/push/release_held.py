@@ -27,6 +27,9 @@ _PAUSE_FACTOR: Final = 2.0
 
 Hundreds of lanes that come free at once must not slow down the statements of all others.
 """
+_PART_S: Final = 0.1
+"""The time of a round that lists only a part of what is held."""
+_MAX_CARRIED: Final = 1000
 _NO_STATEMENT_S: Final = 0.0002
 """A turn without a statement is shorter than this."""
 _DRAIN_EVERY_S: Final = 0.1
@@ -62,6 +65,11 @@ class HeldReleaser:
         self._capacity = capacity
         self._on_released = on_released
         self._on_none_held = on_none_held
+        self._after: tuple[str, str] | None = None
+        """Where the next part of all that is held begins; None: at the first one."""
+        self._carried: list[HeldGroup] = []
+        """Groups that earlier parts have left, in turns of the organisations."""
+        self._without_probe: frozenset[SubscriptionId] = frozenset()
         self._drained_at: dict[HeldGroup, float] = {}
         self._last = SubscriptionId("")
         """The subscription whose turn was the last one: a round goes on behind it."""
@@ -90,18 +98,37 @@ class HeldReleaser:
             )
 
     async def _release_round(self) -> bool:
-        found = [group for group in await self._holds.held() if group.reason in _RELEASABLE_REASONS]
+        """Release what may be released; return whether the next round should come soon.
+
+        A round lists all that is held, if that is little. Else it lists a part, has less time, and
+        goes on with what the last one has left: nothing waits for the listing of all.
+        """
+        began = self._clock.monotonic()
+        page = await self._holds.held(self._after)
+        is_whole = self._after is None and page.last is None
+        self._after, self._without_probe = page.last, page.without_probe
+        listed = [group for group in page.groups if group.reason in _RELEASABLE_REASONS]
+        found = list(dict.fromkeys([*([] if is_whole else self._carried), *listed]))
         self._any_saturated = any(group.reason is Reason.SATURATED for group in found)
-        known = frozenset(found)
-        self._drained_at = {group: at for group, at in self._drained_at.items() if group in known}
+        self._drained_at = {
+            group: at for group, at in self._drained_at.items() if began - at < _DRAIN_EVERY_S
+        }
         begin = next((at for at, one in enumerate(found) if one.subscription > self._last), 0)
-        held = found[begin:] + found[:begin]
-        until = self._clock.monotonic() + _SCAN_EVERY_S
-        while held and (now := self._clock.monotonic()) < until:
-            endpoints = await self._endpoints.current([group.subscription for group in held], now)
+        held = found[begin:] + found[:begin] if is_whole else found
+        until = self._clock.monotonic() + (_SCAN_EVERY_S if is_whole else _PART_S)
+        self._carried = []
+        while held:
+            endpoints = await self._endpoints.current(
+                [group.subscription for group in held], self._clock.monotonic()
+            )
             held = await self._release_pass(_in_turns(held, endpoints), endpoints, until)
             await asyncio.sleep(_ROUND_PAUSE_S)
-        return bool(held)
+            if self._clock.monotonic() >= until:
+                self._carried = _in_turns(held, endpoints)[:_MAX_CARRIED]
+                break
+        if not is_whole:
+            await asyncio.sleep((self._clock.monotonic() - began) * _PAUSE_FACTOR)
+        return bool(held) or not is_whole
 
     async def _release_pass(
         self,
@@ -132,6 +159,8 @@ class HeldReleaser:
             return False
         policy = endpoint.record.throttle
         if endpoint.record.circuit_open:
+            if held.subscription in self._without_probe:
+                return False
             self._notify_released(
                 held, await self._holds.probe(held, open_ms=policy.circuit_open_ms)
             )

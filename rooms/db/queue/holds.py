@@ -96,17 +96,22 @@ WITH made AS (
 """
 
 # Jumps in the index from one subscription and reason to the next, instead of reading every held
-# row.
+# row. Nothing can be released of one that is not active.
 _LIST_HELD: Final = """
-WITH RECURSIVE s (id, reason) AS (
-    (SELECT subscription_id, reason FROM held ORDER BY subscription_id, reason LIMIT 1)
+WITH RECURSIVE s (id, reason, room_id) AS (
+    (SELECT subscription_id, reason, room_id FROM held
+        WHERE (subscription_id, reason) > (%(after)s::uuid, %(after_reason)s::text) ORDER BY subscription_id, reason LIMIT 1)
     UNION ALL
-    SELECT h.subscription_id, h.reason FROM s, LATERAL (
-        SELECT subscription_id, reason FROM held
+    SELECT h.subscription_id, h.reason, h.room_id FROM s, LATERAL (
+        SELECT subscription_id, reason, room_id FROM held
         WHERE (subscription_id, reason) > (s.id, s.reason) ORDER BY subscription_id, reason LIMIT 1
     ) h
 )
-SELECT 0, id::text, reason FROM s UNION ALL SELECT 0, NULL, NULL
+SELECT 0, s.id::text, s.reason, u.waits FROM (SELECT * FROM s LIMIT %(limit)s) s LEFT JOIN LATERAL (
+    SELECT EXISTS (SELECT FROM lanes l WHERE l.room_id = u.room_id AND l.id = u.id AND l.circuit_open AND l.probe_at > now()) AS waits
+    FROM subscriptions u WHERE u.room_id = s.room_id AND u.id = s.id AND u.status = 'active' LIMIT 1
+) u ON true
+UNION ALL SELECT 0, NULL, NULL, NULL
 """
 
 
@@ -116,6 +121,22 @@ class HeldGroup:
 
     subscription: SubscriptionId
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPage:
+    """Hold what active subscriptions have of a part of all that is held.
+
+    `last`: where the next part begins; None: nothing is held behind this one. `without_probe`:
+    subscriptions for which no probe is due, if their circuit counts.
+    """
+
+    groups: list[HeldGroup]
+    last: tuple[str, str] | None
+    without_probe: frozenset[SubscriptionId] = frozenset()
+
+
+_START: Final = ("00000000-0000-0000-0000-000000000000", "")
 
 
 class ReleaseMode(StrEnum):
@@ -143,13 +164,20 @@ class Holds:
         self._writer = writer
         self._on_released = on_released
 
-    async def held(self) -> list[HeldGroup]:
-        """Return what is held, and why; nothing that a later version holds for another reason."""
-        return [
-            HeldGroup(SubscriptionId(row[0]), Reason(row[1]))
-            for row in await self._writer.run(_LIST_HELD, {})
-            if row[1] in _REASONS
-        ]
+    async def held(self, after: tuple[str, str] | None = None, *, limit: int = 1000) -> HeldPage:
+        """Look at `limit` subscriptions and reasons for which something is held, behind `after`.
+
+        What a later version holds for another reason is left out.
+        """
+        subscription, reason = after or _START
+        values = {"after": subscription, "after_reason": reason, "limit": limit}
+        rows = await self._writer.run(_LIST_HELD, values)
+        found = [row for row in rows if row[2] is not None and row[1] in _REASONS]
+        return HeldPage(
+            groups=[HeldGroup(SubscriptionId(one), Reason(why)) for one, why, _ in found],
+            last=(rows[-1][0], rows[-1][1]) if len(rows) == limit else None,
+            without_probe=frozenset(SubscriptionId(one) for one, _, waits in found if waits),
+        )
 
     async def release(self, group: HeldGroup, *, limit: int) -> int:
         """Release up to `limit` of them."""

@@ -447,7 +447,7 @@ async def test_a_hold_for_an_unknown_reason_stops_no_worker(
         (free,) = await deliver(installation, other)
         work.signals.notify(Channel.PUSH)
         await ends(installation, free, State.DELIVERED)
-        assert [group.reason for group in await work.worker._holds.held()] == []
+        assert [group.reason for group in (await work.worker._holds.held()).groups] == []
     assert await installation.state(copy) is State.HELD
 
 

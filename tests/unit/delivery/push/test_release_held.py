@@ -11,7 +11,7 @@ from delivery.push import release_held
 from delivery.push.endpoints import Endpoint, EndpointCache, EndpointLookup
 from delivery.push.release_held import HeldReleaser
 from rooms.clock import SystemClock
-from rooms.db.queue.holds import HeldGroup, Holds
+from rooms.db.queue.holds import HeldGroup, HeldPage, Holds
 from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.state_machine import Reason
 from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
@@ -36,10 +36,18 @@ class Shelf:
     def __init__(self, watch: Watch, **left: int) -> None:
         self.left = {SubscriptionId(name): count for name, count in left.items()}
         self.released: list[tuple[str, int, float]] = []
+        self.page = 1000
+        self.parts: list[tuple[str, str] | None] = []
         self._watch = watch
 
-    async def held(self) -> list[HeldGroup]:
-        return [HeldGroup(name, Reason.SATURATED) for name, count in self.left.items() if count]
+    async def held(self, after: tuple[str, str] | None = None) -> HeldPage:
+        self.parts.append(after)
+        names = sorted(name for name, count in self.left.items() if count)
+        page = [name for name in names if after is None or name > after[0]][: self.page]
+        return HeldPage(
+            groups=[HeldGroup(name, Reason.SATURATED) for name in page],
+            last=(page[-1], Reason.SATURATED) if len(page) == self.page else None,
+        )
 
     async def release(self, held: HeldGroup, *, limit: int) -> int:
         self._watch.at += TURN_S
@@ -124,8 +132,8 @@ async def test_saturated_lanes_are_scanned_more_often(
     rests: list[float] = []
     done = asyncio.Event()
 
-    async def held() -> list[HeldGroup]:
-        return [HeldGroup(SubscriptionId("a"), reason)]
+    async def held(_after: tuple[str, str] | None = None) -> HeldPage:
+        return HeldPage([HeldGroup(SubscriptionId("a"), reason)], None)
 
     async def sleep(seconds: float) -> None:
         rests.append(seconds)
@@ -188,3 +196,53 @@ async def test_an_organisation_waits_for_one_turn_of_each_other(
     assert len(names) <= 8, "it has every second turn or more"
     others = [name for name in names if name != "one_x"]
     assert len(set(others)) == len(others), "those of the other one have their turns in order"
+
+
+async def test_what_is_left_of_one_part_has_a_turn_in_each_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of one organisation are listed in parts; another need not wait for all of them."""
+    watch = Watch()
+    shelf = Shelf(watch, a_only=50, **{f"b_{number:03}": 100 for number in range(60)})
+    shelf.page = 5
+    done = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        watch.at += seconds
+        if not shelf.left[SubscriptionId("a_only")]:
+            done.set()
+            await asyncio.Event().wait()
+        await REAL_SLEEP(0)
+
+    monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
+    running = asyncio.create_task(releaser(shelf, Offices(), watch, lambda _endpoint: 10).run())
+    async with asyncio.timeout(30):
+        await done.wait()
+    running.cancel()
+    names = [name for name, _, _ in shelf.released]
+    assert names.count("a_only") == 5
+    assert len(names) <= 10, "it has every second turn"
+    assert None not in shelf.parts[1:], "it is not listed a second time"
+
+
+async def test_all_parts_are_listed_and_nothing_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = Watch()
+    shelf = Shelf(watch, **{f"b_{number:03}": 5 for number in range(60)})
+    shelf.page = 5
+    done = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        watch.at += seconds
+        if not any(shelf.left.values()):
+            done.set()
+            await asyncio.Event().wait()
+        await REAL_SLEEP(0)
+
+    monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
+    running = asyncio.create_task(releaser(shelf, Offices(), watch, lambda _endpoint: 10).run())
+    async with asyncio.timeout(30):
+        await done.wait()
+    running.cancel()
+    assert sorted({name for name, _, _ in shelf.released}) == sorted(shelf.left)

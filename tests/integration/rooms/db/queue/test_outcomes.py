@@ -9,7 +9,7 @@ from rooms.db.queue.holds import HeldGroup, Holds
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import DeliveryId, RoomId
+from rooms.domain.ids import DeliveryId, RoomId, room_of
 from rooms.domain.state_machine import (
     TRANSITIONS,
     UNFINISHED,
@@ -286,7 +286,7 @@ async def test_a_hold_and_its_release(
     held = await installation.work("held", copy)
     assert held is not None
     assert (held["reason"], held["priority"], held["delay_ms"]) == (reason, 8, 70)
-    assert await holds.held() == [HeldGroup(copy.subscription_id, reason)]
+    assert (await holds.held()).groups == [HeldGroup(copy.subscription_id, reason)]
     assert await holds.release(HeldGroup(copy.subscription_id, reason), limit=10) == 1
     row, work = await installation.delivery(copy), await installation.work("outbox", copy)
     assert (row["state"], row["generation"], row["attempt"], row["reason"]) == (
@@ -304,7 +304,7 @@ async def test_a_hold_and_its_release(
     )
     assert work["expires_at"] == row["expires_at"]
     assert await installation.work("held", copy) is None
-    assert await holds.held() == []
+    assert (await holds.held()).groups == []
     log = await installation.journey(copy)
     assert [(line["kind"], line["generation"], line["attempt"]) for line in log] == [
         ("held", 0, 2),
@@ -583,14 +583,44 @@ async def test_release_is_oldest_first_within_its_limit_and_of_one_subscription(
         for copy in [*copies, *strangers]
     ]
     assert await outcomes.decide(held, worker=WORKER) == 6
-    assert set(await holds.held()) == {mine, HeldGroup(other, Reason.PAUSED)}
+    assert set((await holds.held()).groups) == {mine, HeldGroup(other, Reason.PAUSED)}
     assert await holds.release(mine, limit=3) == 3
     assert [await installation.state(copy) for copy in copies] == [State.QUEUED] * 3 + [
         State.HELD
     ] * 2
     assert await holds.release(mine, limit=3) == 2
     assert await holds.release(mine, limit=3) == 0
-    assert await holds.held() == [HeldGroup(other, Reason.PAUSED)]
+    assert (await holds.held()).groups == [HeldGroup(other, Reason.PAUSED)]
+
+
+async def test_what_is_held_is_listed_in_parts_of_active_subscriptions(
+    installation: Installation, outcomes: OutcomeQueries, holds: Holds
+) -> None:
+    subscriptions = sorted([await installation.subscribe() for _ in range(4)])
+    copies = [copy for one in subscriptions for copy in await installation.publish(one)]
+    await installation.queue(*copies)
+    held = [DeliveryOutcome(task=copy, state=State.HELD, reason=Reason.PAUSED) for copy in copies]
+    assert await outcomes.decide(held, worker=WORKER) == 4
+    paused, broken, tried = subscriptions[1], subscriptions[2], subscriptions[3]
+    await installation.rows("UPDATE subscriptions SET status = 'paused' WHERE id = %s", paused)
+    for subscription, due in ((broken, "1 min"), (tried, "-1 min")):
+        await installation.rows(
+            "INSERT INTO lanes (room_id, id, circuit_open, circuit_since, probe_at)"
+            " VALUES (%s, %s, true, now(), now() + %s::interval)",
+            room_of(subscription),
+            subscription,
+            due,
+        )
+    parts = [await holds.held(limit=2)]
+    while parts[-1].last is not None:
+        parts.append(await holds.held(parts[-1].last, limit=2))
+    assert len(parts) == 3
+    assert [group.subscription for part in parts for group in part.groups] == [
+        subscriptions[0],
+        broken,
+        tried,
+    ]
+    assert [part.without_probe for part in parts] == [frozenset(), {broken}, frozenset()]
 
 
 async def test_what_is_held_no_more_is_not_released(
