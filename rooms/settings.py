@@ -179,8 +179,8 @@ class Settings:
     goes before.
     """
     max_room_subscriptions: int
-    """Subscriptions to one room; 409 above. A publish reads all of them after a change, and the
-    room's quota `subscriptions` may only lower the limit.
+    """Subscriptions of others to one room, and of its owner; 409 above. One other organisation may
+    have a tenth. A publish reads all after a change; the room's quota may only lower the limit.
     """
     lane_concurrency: int
     """Concurrent webhook calls for each subscription and worker, where the subscription sets no

@@ -30,7 +30,9 @@ SLICE_S: Final = 5.0
 POLL_S: Final = 0.5
 """Time between two reads of the open jobs, and the pause of a job that must wait."""
 CUT_OFF_SNOOZE_S: Final = 5.0
-"""Pause of a job that must wait where its organisation has more open jobs than are read."""
+"""First pause of a waiting job if more such jobs of its organisation are open than are read."""
+MAX_SNOOZE_S: Final = 300.0
+_MAX_DOUBLINGS: Final = 6
 SLEEP_STEP_S: Final = 0.2
 
 JobHandler = Callable[[OpenJob, ShouldContinue], Awaitable[bool]]
@@ -103,8 +105,8 @@ class _RunState:
     """Jobs that were not cancelled when the list was last read."""
     paused_until: dict[JobId, float] = field(default_factory=dict)
     slots_exhausted: bool = False
-    cut_off: frozenset[OrganisationId] = frozenset()
-    """Organisations that have more open jobs than were read."""
+    cut_off: frozenset[tuple[str, OrganisationId]] = frozenset()
+    """Kinds and organisations that may have more open jobs than were read."""
 
 
 class JobRunner:
@@ -129,6 +131,8 @@ class JobRunner:
         self._run_counts: Counter[JobId] = Counter()
         self._turns: Counter[OrganisationId] = Counter()
         self._reported: set[JobId] = set()
+        self._snoozed_until: dict[JobId, float] = {}
+        """Times until which the runs of snoozed jobs are remembered, though they are not read."""
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Continue every job until each one left must wait for something."""
@@ -138,10 +142,10 @@ class JobRunner:
                 while should_continue():
                     open_jobs = await self._job_queue.fetch_open(self._handlers)
                     state.open_ids = frozenset(job.id for job in open_jobs)
-                    counts = Counter(job.organisation for job in open_jobs)
+                    counts = Counter((job.kind, job.organisation) for job in open_jobs)
                     state.cut_off = frozenset(
-                        organisation
-                        for organisation, count in counts.items()
+                        group
+                        for group, count in counts.items()
                         if count >= self._job_queue.max_fetched
                     )
                     self._forget_closed(open_jobs)
@@ -157,12 +161,23 @@ class JobRunner:
                         job = state.running.pop(task)
                         if not task.result():
                             state.paused_until[job.id] = _now_s() + self._poll_s
-                            if job.organisation in state.cut_off and job.kind not in REPEATABLE:
-                                # Or those that wait would keep later ones from being read. Of the
-                                # others there are fewer, and they must keep their order.
-                                await self._job_queue.snooze_job(job, CUT_OFF_SNOOZE_S)
+                            if (job.kind, job.organisation) in state.cut_off:
+                                await self._snooze_waiting(job)
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from group_error
+
+    async def _snooze_waiting(self, job: OpenJob) -> None:
+        """Snooze a job that waits, or those that wait would keep later ones from being read.
+
+        The longer, the more often it has run, so that as many others have their first run. Those
+        that can be requested repeatedly are few, and must keep their order.
+        """
+        if job.kind in REPEATABLE:
+            return
+        doublings = min(self._run_counts[job.id] - 1, _MAX_DOUBLINGS)
+        seconds = min(MAX_SNOOZE_S, CUT_OFF_SNOOZE_S * 2**doublings)
+        self._snoozed_until[job.id] = _now_s() + seconds + MAX_SNOOZE_S
+        await self._job_queue.snooze_job(job, seconds)
 
     def _next_jobs(self, open_jobs: Sequence[OpenJob], state: _RunState) -> list[OpenJob]:
         """Return the jobs to start: the oldest of each key unless paused.
@@ -237,5 +252,11 @@ class JobRunner:
             self._turns[organisation] = fewest
         known = {job.id for job in open_jobs}
         self._reported &= known
-        for job_id in [job_id for job_id in self._run_counts if job_id not in known]:
+        now_s = _now_s()
+        self._snoozed_until = {
+            job_id: until
+            for job_id, until in self._snoozed_until.items()
+            if job_id not in known and until > now_s
+        }
+        for job_id in self._run_counts.keys() - known - self._snoozed_until.keys():
             del self._run_counts[job_id]

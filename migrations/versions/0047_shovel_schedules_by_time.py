@@ -1,4 +1,4 @@
-"""Index open jobs by organisation, and shovel schedules by time and by organisation."""
+"""Index open jobs by kind and organisation, and shovel schedules by time and by organisation."""
 
 from alembic import op
 
@@ -11,8 +11,8 @@ down_revision = "0046"
 def upgrade() -> None:
     """Add the organisation to schedules. One that an older process writes has none, and runs."""
     build_index(
-        "jobs_open_of_organisation",
-        "jobs (organisation_id, created_at) WHERE state IN ('queued', 'running')",
+        "jobs_open_of_kind",
+        "jobs (kind, organisation_id, created_at) WHERE state IN ('queued', 'running')",
     )
     op.execute("ALTER TABLE shovel_schedules ADD COLUMN organisation_id uuid")
     op.execute(
@@ -29,4 +29,4 @@ def downgrade() -> None:
     """Remove the indexes and the column."""
     op.execute("ALTER TABLE shovel_schedules DROP COLUMN organisation_id")
     op.execute("DROP INDEX shovel_schedules_due")
-    op.execute("DROP INDEX jobs_open_of_organisation")
+    op.execute("DROP INDEX jobs_open_of_kind")

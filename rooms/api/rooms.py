@@ -32,7 +32,7 @@ from rooms.api.room_bodies import (
     UpdateRoom,
     to_room_response,
 )
-from rooms.api.subscription_limits import subscriptions_left
+from rooms.api.subscription_limits import SubscriptionLimits
 from rooms.api.throttle_bodies import throttle_problems
 from rooms.db.catalog import rooms as records
 from rooms.db.catalog.access import find_access
@@ -299,7 +299,9 @@ async def _set_operational_subscription(
     now = await find_operational(connection, room)
     if room.operational_url is not None:
         if now is None:
-            (await subscriptions_left(connection, principal, room.id, services.settings)).check()
+            limits = SubscriptionLimits(connection=connection, settings=services.settings)
+            left = await limits.left(principal, room.id, owner=principal.organisation_id)
+            left.check()
         await set_operational(
             connection,
             room,

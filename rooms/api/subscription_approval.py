@@ -24,7 +24,7 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
 from rooms.api.subscription_bodies import SubscriptionResponse
 from rooms.api.subscription_creation import replay_history
-from rooms.api.subscription_limits import check_approval
+from rooms.api.subscription_limits import SubscriptionLimits
 from rooms.api.subscription_locks import change_room_as, lock_subscription
 from rooms.api.subscriptions import (
     describe_subscription,
@@ -124,7 +124,7 @@ async def approve_subscription(
     With `backfill` or `start_at` a job then delivers what was published before.
 
     409: it changed since `version` was shown, so look again; or nothing waits for approval, or the
-    room has as many subscriptions as its quota allows.
+    room has as many subscriptions as it may have.
     """
     async with change.transaction() as connection:
         now = await _lock_foreign(connection, principal, subscription_id)
@@ -135,7 +135,8 @@ async def approve_subscription(
         actor = Actor.of(principal)
         change.before = {"status": now.status, "proposal": now.proposal is not None}
         if now.status is SubscriptionStatus.PENDING:
-            await check_approval(connection, now.room_id, services.settings)
+            limits = SubscriptionLimits(connection=connection, settings=services.settings)
+            await limits.check_approval(now.room_id, now.organisation_id, principal.organisation_id)
             approved = await states.apply(
                 connection,
                 now,

@@ -33,7 +33,7 @@ from rooms.api.subscription_bodies import (
     to_response_fields,
 )
 from rooms.api.subscription_fields import require_values, seal_header_columns
-from rooms.api.subscription_limits import RecentCounts, subscriptions_left
+from rooms.api.subscription_limits import RecentCounts, SubscriptionLimits
 from rooms.api.subscription_locks import lock_room
 from rooms.api.subscriptions import entitled_interests, event_type_versions
 from rooms.batching import KeyedBatcher
@@ -158,13 +158,14 @@ async def _create_together(
         for suspension in sorted(suspensions_of(access.room, subscriber, members)):
             standing = suspend(standing, suspension)
         is_pending = status is SubscriptionStatus.PENDING
-        left = await subscriptions_left(
-            connection,
+        limits = SubscriptionLimits(
+            connection=connection, settings=services.settings, recent=recent
+        )
+        left = await limits.left(
             creations[0].principal,
             group.room,
-            services.settings,
+            owner=access.room.organisation_id,
             pending=is_pending,
-            recent=recent,
         )
         free = await _requests_left(connection, group) if is_pending else len(creations)
         replays = await _ReplayJobs.read(connection, subscriber, creations, pending=is_pending)

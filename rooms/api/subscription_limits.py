@@ -15,6 +15,8 @@ from rooms.settings import Settings
 
 _REMEMBERED_S: Final = 5.0
 _MAX_REMEMBERED: Final = 10_000
+_PARTS: Final = 10
+"""The part of a room's places that an organisation may have which does not own it."""
 _NEAR: Final = 0.9
 """From this part of a limit on, each creation counts."""
 
@@ -44,25 +46,32 @@ class RecentCounts:
 
     def add(self, room: RoomId, organisation: OrganisationId, count: int) -> None:
         """Count subscriptions that were created."""
-        for subject in (room_subject(room), organisation_subject(organisation)):
+        for subject in (
+            room_subject(room),
+            organisation_subject(organisation),
+            _subject_in_room(room, organisation),
+        ):
             if subject in self._counts:
                 until, before = self._counts[subject]
                 self._counts[subject] = (until, before + count)
+
+
+def _subject_in_room(room: RoomId, organisation: OrganisationId) -> Subject:
+    return f"{room_subject(room)} {organisation_subject(organisation)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
     """Hold how many subscriptions there are, and how many there may be."""
 
-    whose: str
     most: int
     present: int
+    refusal: str
 
     def check(self, created: int) -> None:
         if self.present + created >= self.most:
             raise QuotaConflictError(
-                f"{self.whose} has {self.present + created} subscriptions, and may have"
-                f" {self.most}: delete some, or ask for a larger limit",
+                f"{self.refusal}: delete some of your subscriptions, or ask for a larger limit",
                 limit=QuotaLimit.SUBSCRIPTIONS,
             )
 
@@ -79,53 +88,89 @@ class SubscriptionsLeft:
             bound.check(created)
 
 
-async def subscriptions_left(
-    connection: AsyncConnection,
-    principal: Principal,
-    room: RoomId,
-    settings: Settings,
-    *,
-    pending: bool = False,
-    recent: RecentCounts | None = None,
-) -> SubscriptionsLeft:
-    """Return what is left to a principal in a room that the transaction has locked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionLimits:
+    """Find the limits of a transaction that has locked the room.
 
-    `pending`: to subscriptions that wait for approval, which take their place in the room then.
-    `recent`: what was counted lately. Quotas are exact. What several processes create within five
-    seconds may exceed a limit of the settings.
+    `recent`: what was counted lately. Quotas are exact. What others create within five seconds,
+    or approvals and rooms' `operational_url` add, may exceed a limit of the settings.
     """
-    bounds = [] if pending else [await _room_bound(connection, room, settings, recent)]
-    organisation = principal.organisation_id
-    quota = None if principal.quotas is None else principal.quotas.subscriptions
-    most = settings.max_subscriptions if quota is None else quota
-    subject = organisation_subject(organisation)
-    present = None if quota is not None or recent is None else recent.get(subject, most)
-    if present is None:
+
+    connection: AsyncConnection
+    settings: Settings
+    recent: RecentCounts | None = None
+
+    async def left(
+        self, principal: Principal, room: RoomId, *, owner: OrganisationId, pending: bool = False
+    ) -> SubscriptionsLeft:
+        """Return what is left to a principal in a room.
+
+        `pending`: to subscriptions that wait for approval, which take their place in the room then.
+        """
+        organisation = principal.organisation_id
+        bounds = [] if pending else await self._in_room(room, organisation, owner)
+        quota = None if principal.quotas is None else principal.quotas.subscriptions
         if quota is not None:
-            await records.lock_subscriptions(connection, organisation)
-        present = await records.count_subscriptions(connection, organisation=organisation)
-        if recent is not None:
-            recent.set(subject, present)
-    bounds.append(_Bound(whose="your organisation", most=most, present=present))
-    return SubscriptionsLeft(bounds)
+            await records.lock_subscriptions(self.connection, organisation)
+        most = self.settings.max_subscriptions if quota is None else quota
+        subject = organisation_subject(organisation)
+        present = await self._count(
+            subject, most, is_exact=quota is not None, organisation=organisation
+        )
+        full = f"your organisation has as many subscriptions as it may have ({most})"
+        return SubscriptionsLeft([*bounds, _Bound(most=most, present=present, refusal=full)])
 
+    async def check_approval(
+        self, room: RoomId, organisation: OrganisationId, owner: OrganisationId
+    ) -> None:
+        """Raise QuotaConflictError where the room has no place for one that is approved."""
+        SubscriptionsLeft(await self._in_room(room, organisation, owner)).check()
 
-async def check_approval(connection: AsyncConnection, room: RoomId, settings: Settings) -> None:
-    """Raise QuotaConflictError where a locked room has no place for one that is approved."""
-    (await _room_bound(connection, room, settings, None)).check(0)
+    async def _in_room(
+        self, room: RoomId, organisation: OrganisationId, owner: OrganisationId
+    ) -> list[_Bound]:
+        """Return the room's quota, and what the settings leave to this organisation in it.
 
+        One organisation has at most a tenth of the places in a room of another, and the owner finds
+        a place in its room whatever others have there. A refusal says nothing of others' numbers.
+        """
+        bounds = []
+        full = "this room has as many subscriptions as it may have"
+        quota = (await records.find_quotas(self.connection, room=room)).subscriptions
+        most = self.settings.max_room_subscriptions
+        if quota is not None or organisation != owner:
+            limit = most if quota is None else quota
+            if organisation != owner:
+                limit = min(limit, most)
+            present = await self._count(
+                room_subject(room), limit, is_exact=quota is not None, room=room
+            )
+            bounds.append(_Bound(most=limit, present=present, refusal=full))
+        own = most if organisation == owner else max(1, most // _PARTS)
+        present = await self._count(
+            _subject_in_room(room, organisation), own, room=room, organisation=organisation
+        )
+        full = (
+            "the organisation of this subscription has as many subscriptions to this room as it may"
+            f" have ({own})"
+        )
+        return [*bounds, _Bound(most=own, present=present, refusal=full)]
 
-async def _room_bound(
-    connection: AsyncConnection, room: RoomId, settings: Settings, recent: RecentCounts | None
-) -> _Bound:
-    quota = (await records.find_quotas(connection, room=room)).subscriptions
-    most = settings.max_room_subscriptions
-    if quota is not None:
-        most = min(quota, most)
-    subject = room_subject(room)
-    present = None if quota is not None or recent is None else recent.get(subject, most)
-    if present is None:
-        present = await records.count_subscriptions(connection, room=room)
-        if recent is not None:
-            recent.set(subject, present)
-    return _Bound(whose="this room", most=most, present=present)
+    async def _count(
+        self,
+        subject: Subject,
+        most: int,
+        *,
+        is_exact: bool = False,
+        organisation: OrganisationId | None = None,
+        room: RoomId | None = None,
+    ) -> int:
+        """Return how many there are: as counted lately, if that is known and far from `most`."""
+        found = None if is_exact or self.recent is None else self.recent.get(subject, most)
+        if found is None:
+            found = await records.count_subscriptions(
+                self.connection, organisation=organisation, room=room
+            )
+            if self.recent is not None:
+                self.recent.set(subject, found)
+        return found

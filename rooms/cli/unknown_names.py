@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from rooms.cli.errors import ProblemError
+from rooms.cli.errors import CliError, ProblemError
 from rooms.domain.similar_names import suggestion
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ def suggested(client: "ApiClient", path: str, name: str) -> str:
     """Return `; is NAME meant?` with the nearest name of a list's first page, or nothing."""
     try:
         page = client.page(path, whole=False)
-    except ProblemError:
-        # A key may read one thing without being allowed to list all.
+    except CliError:
+        # A key may read one thing without being allowed to list all, or the service is gone now.
         return ""
     return suggestion(name, {one["name"] for one in page["items"]})
 

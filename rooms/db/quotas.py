@@ -96,6 +96,10 @@ WITH days AS (DELETE FROM quota_days WHERE day < {_DAY} - {_DAYS_KEPT}), stored 
 ) SELECT 1
 """).bindparams(bindparam("kept", type_=ARRAY(Text)))  # noqa: S608 - constants of this package
 _SUBSCRIPTIONS: Final = text(_SUBSCRIPTIONS_IN_USE)
+_SUBSCRIPTIONS_OF_ONE_IN_ROOM: Final = text(f"""
+SELECT count(*) FROM subscriptions
+WHERE room_id = :room AND organisation_id = CAST(:organisation AS uuid) AND status NOT IN ('{SubscriptionStatus.PENDING}', {_ENDED})
+""")  # noqa: S608 - constants of this package
 _LOCK_SUBSCRIPTIONS: Final = text(
     "SELECT pg_advisory_xact_lock(hashtextextended('subscriptions of ' || :organisation, 0))"
 )
@@ -246,12 +250,15 @@ async def count_subscriptions(
     organisation: OrganisationId | None = None,
     room: RoomId | None = None,
 ) -> int:
-    """Count the subscriptions of an organisation, or to a room, that have not ended.
+    """Count the subscriptions of an organisation, to a room, or of one to the other.
 
-    To a room, those that wait for approval do not count. The transaction has locked the room.
+    Those that have ended do not count, and to a room neither do those that wait for approval. The
+    transaction has locked the room.
     """
     values = {"room": room, "organisation": organisation}
-    return int(await connection.scalar(_SUBSCRIPTIONS, values) or 0)
+    is_of_one = room is not None and organisation is not None
+    statement = _SUBSCRIPTIONS_OF_ONE_IN_ROOM if is_of_one else _SUBSCRIPTIONS
+    return int(await connection.scalar(statement, values) or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

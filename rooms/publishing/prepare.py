@@ -200,6 +200,7 @@ class Preparer:
         """Check messages and add their routes. Return whether a slice of `SLICE_NS` ended early."""
         routes, problems, checking = found.routes, found.problems, found.checking
         work_ns: float = 0
+        is_searched = bool(problems)
         for index, message in messages:
             if message.id in answered:
                 routes.append(None)
@@ -210,12 +211,11 @@ class Preparer:
                 route = _route(routing, message, access, refused.get(index))
                 schema = routing.schema(message.event_type, route.version)
             except (UnroutableError, InvalidError) as exc:
+                advice = ""
                 # Only once: the search for a similar name takes longer than the rest.
-                advice = (
-                    routing.event_type_advice(message.event_type, access)
-                    if not problems and getattr(exc, "field", "") == "event_type"
-                    else ""
-                )
+                if not is_searched and getattr(exc, "field", "") == "event_type":
+                    advice = routing.event_type_advice(message.event_type, access)
+                    is_searched = True
                 problems += routing_problems(exc, prefix, advice)
                 continue
             chosen = message.destinations

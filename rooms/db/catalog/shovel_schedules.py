@@ -28,14 +28,14 @@ WITH ended AS (
     DELETE FROM shovel_schedules s WHERE s.next_at <= now() AND NOT EXISTS (
         SELECT FROM subscriptions u WHERE u.room_id = s.room_id AND u.id = s.subscription_id AND u.status NOT IN ({_ENDED}))
 ), due AS (
-    SELECT s.room_id, s.subscription_id, u.organisation_id,
+    SELECT s.room_id, s.subscription_id, u.organisation_id, s.next_at,
         row_number() OVER (PARTITION BY u.organisation_id ORDER BY s.next_at, s.subscription_id) AS turn
     FROM shovel_schedules s JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id AND u.status NOT IN ({_ENDED})
         JOIN rooms r ON r.id = s.room_id AND NOT r.deleting
     WHERE s.next_at <= now()
 ), chosen AS (
     SELECT s.room_id, s.subscription_id, d.organisation_id
-    FROM shovel_schedules s JOIN (SELECT * FROM due ORDER BY turn, organisation_id LIMIT :most) d USING (room_id, subscription_id)
+    FROM shovel_schedules s JOIN (SELECT room_id, subscription_id, organisation_id FROM due ORDER BY turn, next_at LIMIT :most) d USING (room_id, subscription_id)
     WHERE s.next_at <= now()
     FOR UPDATE OF s SKIP LOCKED
 ), shoveling AS MATERIALIZED (

@@ -226,28 +226,33 @@ def _job(row: RowMapping) -> JobRecord:
 MAX_ERROR_LENGTH: Final = 1000
 
 MAX_FETCHED: Final = 1200
-"""The most jobs of an organisation that are read at a time."""
-# The organisations with open jobs are looked up one by one, each by its first entry of the index. It
-# has no id, or statements for one job would read all of it.
+"""The most jobs of a kind and an organisation that are read at a time."""
+# The organisations with open jobs of a kind are looked up one by one, each by its first entry of the
+# index. It has no id, or statements for one job would read all of it.
+_ALL_KINDS: Final = word_array(sorted(JobKind))
 _FETCH_OPEN: Final = """
-WITH RECURSIVE o (id) AS (
-    (SELECT organisation_id FROM jobs WHERE state IN ('queued', 'running') ORDER BY organisation_id LIMIT 1)
+WITH RECURSIVE o (kind, id) AS (
+    SELECT k.kind, (SELECT j.organisation_id FROM jobs j WHERE j.kind = k.kind AND j.state IN ('queued', 'running')
+        ORDER BY j.organisation_id LIMIT 1)
+    FROM unnest(%(kinds)s::text[]) AS k (kind)
     UNION ALL
-    SELECT (SELECT organisation_id FROM jobs WHERE state IN ('queued', 'running') AND organisation_id > o.id ORDER BY organisation_id LIMIT 1)
+    SELECT o.kind, (SELECT j.organisation_id FROM jobs j WHERE j.kind = o.kind AND j.state IN ('queued', 'running')
+        AND j.organisation_id > o.id ORDER BY j.organisation_id LIMIT 1)
     FROM o WHERE o.id IS NOT NULL
 )
 SELECT 0, j.* FROM (SELECT 0) one LEFT JOIN (
     SELECT f.* FROM o CROSS JOIN LATERAL (
         SELECT id::text, organisation_id::text, kind, arguments, done, total, result, position, created_at,
             extract(epoch FROM now() - created_at)::float8 AS age_s
-        FROM jobs WHERE organisation_id = o.id AND state IN ('queued', 'running') AND kind = ANY (%(kinds)s::text[])
+        FROM jobs WHERE kind = o.kind AND organisation_id = o.id AND state IN ('queued', 'running')
             AND (snoozed_until IS NULL OR snoozed_until <= now()) ORDER BY jobs.created_at LIMIT %(per_organisation)s
     ) f ORDER BY 1
 ) j ON true
 """
 _OPEN_KINDS: Final = """
 SELECT 0, j.kind FROM (SELECT 0) one LEFT JOIN (
-    SELECT DISTINCT kind FROM jobs WHERE state IN ('queued', 'running') AND (snoozed_until IS NULL OR snoozed_until <= now())
+    SELECT k.kind FROM unnest(%(kinds)s::text[]) AS k (kind) WHERE EXISTS (
+        SELECT FROM jobs WHERE kind = k.kind AND state IN ('queued', 'running') AND (snoozed_until IS NULL OR snoozed_until <= now()))
 ) j ON true
 """
 _UPDATE: Final = """
@@ -264,7 +269,7 @@ SELECT 0, count(*) FROM j
 """
 _SNOOZE: Final = """
 WITH j AS (
-    UPDATE jobs SET snoozed_until = now() + %(seconds)s::float8 * interval '1 s', error = coalesce(%(error)s::text, error)
+    UPDATE jobs SET snoozed_until = greatest(snoozed_until, now() + %(seconds)s::float8 * interval '1 s'), error = coalesce(%(error)s::text, error)
     WHERE id = %(id)s::uuid AND state IN ('queued', 'running') RETURNING 1
 )
 SELECT 0, count(*) FROM j
@@ -313,7 +318,7 @@ class JobQueue:
     def __init__(
         self, writer: LogWriter, *, memory_s: float = 0, max_fetched: int = MAX_FETCHED
     ) -> None:
-        """`max_fetched`: the most jobs of an organisation that are read at a time."""
+        """`max_fetched`: the most jobs of a kind and an organisation that are read at a time."""
         self._writer = writer
         self.max_fetched = max_fetched
         self._memory_s = memory_s
@@ -323,7 +328,7 @@ class JobQueue:
     async def fetch_open(self, kinds: Iterable[JobKind]) -> list[OpenJob]:
         """Return the jobs of these kinds that are queued or running, the oldest first.
 
-        Those that are snoozed are left out, and those of an organisation after `max_fetched`.
+        Those that are snoozed are left out, and of a kind and an organisation those after `max_fetched`.
         Many tasks ask often, mostly for nothing. So one statement answers all that find no job
         within `memory_s`.
         """
@@ -333,7 +338,7 @@ class JobQueue:
                 # Others that ask meanwhile take the earlier answer.
                 self._open_kinds_until = now_s + self._memory_s
                 try:
-                    found = await self._writer.run(_OPEN_KINDS, {})
+                    found = await self._writer.run(_OPEN_KINDS, {"kinds": _ALL_KINDS})
                 except BaseException:
                     self._open_kinds_until = -math.inf
                     raise

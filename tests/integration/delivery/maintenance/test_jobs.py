@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from delivery.maintenance import jobs
 from delivery.maintenance.jobs import JobHandler, JobRunner, sleep_unless_stopped
 from delivery.maintenance.resend import NOTHING_TO_DO, LossDetector, RecoverJob
 from delivery.maintenance.task import ShouldContinue
@@ -240,18 +241,54 @@ async def test_jobs_that_wait_keep_no_later_ones_from_being_read(
         await ask(installation, "delete_subscription", room_id=7, subscription_id=str(n))
         for n in range(7)
     ]
-    last = await ask(installation, "replay", room_id=7, subscription_id="last")
     begun: list[str] = []
 
     async def work(task: OpenJob, _go_on: ShouldContinue) -> bool:
         begun.append(task.id)
-        return task.id == last
+        return False
 
-    running = await runs(
-        jobs_of(writer, work, max_fetched=3), lambda: not {*waiting, last} <= set(begun)
-    )
+    running = await runs(jobs_of(writer, work, max_fetched=3), lambda: not {*waiting} <= set(begun))
     await asyncio.wait_for(running, PATIENCE_S)
-    assert (await job(installation, last))["state"] == "done"
+
+
+async def test_a_job_that_waits_again_and_again_waits_longer(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the oldest ones, slow as they are, would come back before later ones have begun."""
+    monkeypatch.setattr(jobs, "CUT_OFF_SNOOZE_S", 60.0)
+    first = await ask(installation, "delete_subscription", room_id=7, subscription_id="first")
+    begun = 0
+
+    async def work(_task: OpenJob, _go_on: ShouldContinue) -> bool:
+        nonlocal begun
+        begun += 1
+        return False
+
+    runner = jobs_of(writer, work, max_fetched=1)
+    for seconds in (60, 120, 240, 300, 300):
+        await runner.run(always)
+        (row,) = await installation.rows(
+            "UPDATE jobs SET snoozed_until = NULL FROM (SELECT id, extract(epoch FROM snoozed_until"
+            " - now())::float8 AS left_s FROM jobs WHERE id = %s) j WHERE jobs.id = j.id"
+            " RETURNING j.left_s",
+            first,
+        )
+        assert seconds - 30 < row["left_s"] <= seconds
+    assert begun == 5
+
+
+async def test_a_snooze_does_not_shorten_a_longer_one(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await ask(installation, "delete_room", room_id=7)
+    queue = JobQueue(writer)
+    (found,) = await queue.fetch_open([JobKind.DELETE_ROOM])
+    await queue.snooze_job(found, 300)
+    await queue.snooze_job(found, 5)
+    (row,) = await installation.rows(
+        "SELECT snoozed_until > now() + interval '4 min' AS kept FROM jobs"
+    )
+    assert row["kept"]
 
 
 async def test_an_organisation_that_keeps_asking_delays_no_other(

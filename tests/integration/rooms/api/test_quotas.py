@@ -130,33 +130,45 @@ async def test_subscriptions_are_limited_by_room_and_by_organisation(
 async def test_the_settings_limit_what_no_quota_limits(api: Api) -> None:
     """Else one organisation's subscriptions would be work that the processes of all others wait for."""
     settings = replace(
-        api.services.settings, max_rooms=2, max_subscriptions=3, max_room_subscriptions=2
+        api.services.settings, max_rooms=2, max_subscriptions=5, max_room_subscriptions=3
     )
     api.app.state.services = replace(api.services, settings=settings)
-    owner, subscriber = await member(api, "owner"), await member(api, "subscriber")
+    owner, guest, other = [await member(api, name) for name in ("owner", "guest", "other")]
     rooms = [
         await shared_room(api, owner, subscription_policy="automatic", visibility="listed")
         for _ in range(2)
     ]
     refused = await api.call("POST", "/rooms", owner.key, json=room_body("third"))
     check_refused(refused, 409, "rooms")
-    for name, room in (("a", rooms[0]), ("b", rooms[0]), ("c", rooms[1])):
-        await subscribe(api, owner, room, name)
-    more = {"name": "more", "type": "PULL"}
-    full, free = [f"/rooms/{room}/subscriptions" for room in rooms]
-    for path, key, whose in (
-        (full, subscriber.key, "this room has 2"),
-        (free, owner.key, "your organisation has 3"),
-    ):
-        refused = await api.call("POST", path, key, json=more)
-        check_refused(refused, 409, "subscriptions")
-        assert whose in refused.json()["detail"]
+
+    async def refusal(who: Member, room: int) -> str:
+        body = {"name": "more", "type": "PULL"}
+        answer = await api.call("POST", f"/rooms/{room}/subscriptions", who.key, json=body)
+        check_refused(answer, 409, "subscriptions")
+        return str(answer.json()["detail"])
+
+    # An organisation has a tenth of the places in a room of another, but one.
+    await subscribe(api, guest, rooms[0], "a")
+    assert "as many subscriptions to this room" in await refusal(guest, rooms[0])
+    for name in ("b", "c"):
+        await subscribe(api, owner, rooms[0], name)
+    detail = await refusal(other, rooms[0])
+    assert "this room has as many" in detail
+    assert not any(digit in detail for digit in "0123456789"), "numbers are the owner's"
+    # The owner has its places whatever others have, and the limit of an organisation.
+    await subscribe(api, owner, rooms[0], "d")
+    assert "to this room as it may have (3)" in await refusal(owner, rooms[0])
+    for name in ("e", "f"):
+        await subscribe(api, owner, rooms[1], name)
+    assert "your organisation has as many" in await refusal(owner, rooms[1])
     # A quota of the platform replaces the setting; the room's owner can only lower its limit.
-    await limit_organisation(api, owner, subscriptions=4)
+    await limit_organisation(api, owner, subscriptions=6)
     await limit_room(api, owner, rooms[0], subscriptions=10)
-    assert (await api.call("POST", free, owner.key, json=more)).status_code == 201
-    refused = await api.call("POST", full, subscriber.key, json=more)
-    check_refused(refused, 409, "subscriptions")
+    await subscribe(api, owner, rooms[1], "g")
+    assert "this room has as many" in await refusal(other, rooms[0])
+    await limit_room(api, owner, rooms[0], subscriptions=1)
+    await limit_organisation(api, owner, subscriptions=10)
+    assert "this room has as many" in await refusal(owner, rooms[0])
 
 
 async def test_the_operational_subscription_of_a_room_counts(api: Api, owner: Member) -> None:

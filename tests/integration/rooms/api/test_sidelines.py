@@ -196,6 +196,32 @@ async def test_organisations_take_turns_where_many_shovels_are_due(
     assert (many[2]["id"],) in found
 
 
+async def test_more_organisations_than_are_chosen_at_a_time_all_have_their_turns(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short their intervals are: those that were due first are chosen first."""
+    monkeypatch.setattr(shovel_schedules, "_MAX_DUE", 2)
+    many = await several(api, 5)
+    for number, subscription in enumerate(many):
+        await api.call("PUT", schedule(subscription), json={"interval_s": 1})
+        await api.sql(
+            "WITH o AS (INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), %s)"
+            " RETURNING id) UPDATE subscriptions SET organisation_id = (SELECT id FROM o)"
+            " WHERE id = %s",
+            f"organisation {number}",
+            subscription["id"],
+        )
+    await api.sql("UPDATE shovel_schedules SET next_at = now() - interval '1 hour'")
+    for _ in range(3):
+        await ShovelScheduler(api.services.engine, api.services.clock, api.services.ids).run(
+            lambda: True
+        )
+        # Those that were chosen are due again, as they are where intervals are short.
+        await api.sql("UPDATE shovel_schedules SET next_at = next_at - interval '2 s'")
+    found = await api.sql("SELECT DISTINCT arguments->>'subscription_id' FROM jobs")
+    assert {one for (one,) in found} == {one["id"] for one in many}
+
+
 async def test_an_organisation_with_too_many_open_jobs_waits_for_the_next_interval(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
