@@ -154,6 +154,7 @@ class EndpointEventQueue:
         self._write_event = write_event
         self._write_status_reason = write_status_reason
         self._monotonic = monotonic
+        self._refused: set[tuple[SubscriptionId, str]] = set()
         # Oldest first, by subject.
         self._writes: dict[tuple[SubscriptionId, str], Callable[[], Awaitable[None]]] = {}
 
@@ -168,28 +169,29 @@ class EndpointEventQueue:
             self._write_status_reason, record, reason
         )
 
-    async def flush(self) -> None:
+    async def flush(self) -> bool:
         """Write what is queued, oldest first, up to `MAX_FLUSHED` in `FLUSH_S`.
 
-        A refused one is logged, and queued again behind the others. After any other error, which is
-        raised, the rest stays queued.
+        Return whether there is more. A refused one is logged, and queued again behind the others,
+        for the next time. After any other error, which is raised, the rest stays queued.
         """
         deadline = self._monotonic() + FLUSH_S
-        any_refused = False
         for subject, write in list(islice(self._writes.items(), MAX_FLUSHED)):
             try:
                 await write()
             except StorageRefusedError as exc:
                 OUTAGES.record_failure(exc, _REFUSED)
-                any_refused = True
+                self._refused.add(subject)
                 self._writes[subject] = self._writes.pop(subject)
             else:
+                self._refused.discard(subject)
                 if self._writes[subject] is write:
                     del self._writes[subject]
             if self._monotonic() >= deadline:
                 break
-        if not any_refused:
+        if not self._refused:
             OUTAGES.record_success(_REFUSED)
+        return len(self._writes) > len(self._refused)
 
 
 class EndpointStateWriter:

@@ -18,7 +18,7 @@ _MAX_CACHED_LENGTH: Final = 32
 """Longer escapes have many zeros in front; so what is remembered has a bound."""
 # The end of each pattern, or the one but it, is the beginning of an escape at which the text ends.
 # It stands for nothing. Whatever repeats without a bound is possessive: to fail takes no longer.
-_URL: Final = r"(%[0-9a-fA-F]{2}|%[0-9a-fA-F]?\Z)"
+_URL: Final = r"(%[0-9a-fA-F]{2}|%u[0-9a-fA-F]{4}|%(?:[0-9a-fA-F]|u[0-9a-fA-F]{0,3})?\Z)"
 _STRING: Final = (
     r"(\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\x[0-9a-fA-F]{2}|\\[ux]\{[0-9a-fA-F]++\}"
     r"|\\(?:[0-3][0-7]{0,2}|[4-7][0-7]?)"
@@ -145,7 +145,8 @@ class _Places(Sequence[int]):
 
 
 def _of_url(escape: str) -> str:
-    return chr(int(escape[1:], 16)) if len(escape) == len("%00") else ""
+    digits, whole = (escape[2:], 4) if escape[1:2] == "u" else (escape[1:], 2)
+    return chr(int(digits, 16)) if len(digits) == whole else ""
 
 
 def _of_string(escape: str) -> str:

@@ -34,8 +34,8 @@ _ESCAPE_STEPS: Final = 4
 """For each character that may begin an escape: it is looked at, and its place is kept."""
 _MAX_DEPTH: Final = 3
 """Escapes within escapes that are decoded, such as a URL in JSON in JSON."""
-_MAX_READINGS: Final = 20
-"""The number of ways to decode three kinds of escapes up to three times, in whatever order."""
+_MAX_READINGS: Final = 40
+"""The number of ways to decode three kinds of escapes up to three times, one after the other."""
 _MAX_WORDS: Final = 100
 """The longest words of all values that are searched beside the values."""
 _BASIC: Final = "basic "

@@ -144,6 +144,7 @@ class PushWorker:
                 await self._consume_until_stopped(stop)
                 for loop in loops:
                     loop.cancel()
+            await self._flush_events()
         finally:
             await self._slots.drain(0)
 
@@ -195,6 +196,19 @@ class PushWorker:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._drain_deadline - self._clock.monotonic())):
                 await self._outcome_writer.drain()
+
+    async def _flush_events(self) -> None:
+        """Write what the last attempts have shown about endpoints, within the drain's time."""
+        now = self._clock.monotonic()
+        left_s = max(0.0, (self._drain_deadline or now) - now)
+        try:
+            async with asyncio.timeout(left_s):
+                while await self._events.flush():
+                    pass
+        except TimeoutError:
+            _log.warning("events of endpoints were not all written before the stop")
+        except _OUTAGE_ERRORS as exc:
+            OUTAGES.record_failure(exc, _TICK_OUTAGE)
 
     def _drop_waiting(self) -> None:
         # The claims ended with the connection, so waiting tasks are delivered again.
@@ -288,7 +302,8 @@ class PushWorker:
             self._unsent.check_lanes(self._clock.monotonic())
             try:
                 await self._apply_changes()
-                await self._events.flush()
+                if await self._events.flush():
+                    self._wake.set()
                 await self._release_unattempted()
                 await self._concurrency_reporter.report_changes(self._clock.monotonic())
             except _OUTAGE_ERRORS as exc:

@@ -49,6 +49,7 @@ def _closed(reason: str) -> str:
 
 _WORKER: Final = 'rooms_processes_alive{kind="worker"}'
 _RELAY: Final = 'rooms_processes_alive{kind="relay"}'
+_PROCESSES_REFUSED: Final = 'rooms_counts_refused{count="processes"}'
 _HANDLED: Final = 'rooms_handler_queue_handled_total{queue="q",outcome="sidelined"}'
 _SHOVELED: Final = 'rooms_handler_queue_shoveled_total{queue="q",outcome="queued"}'
 _QUEUED: Final = 'rooms_sideline_moved_total{outcome="queued"}'
@@ -63,6 +64,12 @@ CASES: Final[Mapping[str, Case]] = {
             'rooms_database_up{instance="b"}': "0x300",
         },
         quiet={'rooms_database_up{instance="a"}': _UP, 'rooms_database_up{instance="b"}': "0x300"},
+    ),
+    "RoomsCountsRefused": Case(
+        firing={'rooms_counts_refused{count="outbox"}': "0x3 1x300"},
+        quiet={'rooms_counts_refused{count="outbox"}': "1x8 0x300"},
+        at="30m",
+        labels={"count": "outbox"},
     ),
     "RoomsBrokerDown": Case(
         firing={"rooms_broker_up": "1x3 0x300"}, quiet={"rooms_broker_up": _UP}
@@ -92,12 +99,22 @@ CASES: Final[Mapping[str, Case]] = {
     "RoomsBrokerDiskFull": above("rooms_broker_disk_usage_ratio", fires=0.85, stays=0.7),
     "RoomsLeaderAbsent": above("rooms_leader_absent_seconds", fires=61, stays=59),
     "RoomsNoWorker": Case(
-        firing={"rooms_database_up": _UP, _WORKER: "1x3 stale"},
-        quiet={"rooms_database_up": _UP, _WORKER: _UP},
+        firing={"rooms_database_up": _UP, _PROCESSES_REFUSED: "0x300", _WORKER: "1x3 stale"},
+        quiet={"rooms_database_up": _UP, _PROCESSES_REFUSED: "0x3 1x300", _WORKER: "1x3 stale"},
     ),
     "RoomsNoRelay": Case(
-        firing={"rooms_database_up": _UP, "rooms_broker_up": _UP, _RELAY: "1x3 stale"},
-        quiet={"rooms_database_up": _UP, "rooms_broker_up": "0x300", _RELAY: _UP},
+        firing={
+            "rooms_database_up": _UP,
+            "rooms_broker_up": _UP,
+            _PROCESSES_REFUSED: "0x300",
+            _RELAY: "1x3 stale",
+        },
+        quiet={
+            "rooms_database_up": _UP,
+            "rooms_broker_up": "0x300",
+            _PROCESSES_REFUSED: "0x300",
+            _RELAY: _UP,
+        },
     ),
     "RoomsLoopStalls": Case(
         firing={'rooms_loop_stalls_total{process="worker"}': "0+3x100"},
