@@ -142,7 +142,7 @@ POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
         wanted=lambda arguments, _: len(arguments[1:]) > 1,
     ),
     "after creations": Point(
-        target=f"{_CREATION}:_create_together", after=True, wanted=_several(1)
+        target=f"{_CREATION}:_create_together", after=True, wanted=_several(2)
     ),
     "after claim": Either(
         Point(target="rooms.db.queue.claims:Outbox.claim", after=True, wanted=_something),
