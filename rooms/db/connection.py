@@ -56,6 +56,7 @@ _TIMEOUTS: Final = {
 LONG_PAUSE: Final = text("SET LOCAL idle_in_transaction_session_timeout = '2min'")
 """Statement of a transaction that waits for another store between its statements."""
 
+_READ_ONLY: Final = text("SET TRANSACTION READ ONLY")
 _WAS_USED: Final = "was used"
 """The key in the pool's record of a connection; the pool forgets it with the connection."""
 
@@ -300,10 +301,11 @@ async def snapshot(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """
     with _translate_errors():
         async with hold_share(), engine.connect() as opened:
-            connection = await opened.execution_options(
-                isolation_level="REPEATABLE READ", postgresql_readonly=True
-            )
+            connection = await opened.execution_options(isolation_level="REPEATABLE READ")
             async with connection.begin():
+                # By an option, the session's later transactions would be READ WRITE, also where the
+                # operator has set default_transaction_read_only.
+                await connection.execute(_READ_ONLY)
                 yield connection
 
 

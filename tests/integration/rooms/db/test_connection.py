@@ -207,6 +207,23 @@ async def test_a_statement_of_its_own_is_committed_at_once(database: str) -> Non
     await engine.dispose()
 
 
+@pytest.mark.parametrize("use", [transaction, autocommit, snapshot])
+async def test_a_session_keeps_to_a_default_of_reading_only(database: str, use: Any) -> None:
+    """An operator or a provider sets it where a disk is nearly full; it holds in used sessions."""
+    engine = open_engine(database, size=1)
+    show = text("SHOW transaction_read_only")
+    try:
+        async with use(engine) as connection:
+            await connection.execute(text("SELECT 1"))
+        async with transaction(engine) as connection:
+            assert await connection.scalar(show) == "off"
+            await connection.execute(text("SET default_transaction_read_only = on"))
+        async with transaction(engine) as connection:
+            assert await connection.scalar(show) == "on"
+    finally:
+        await engine.dispose()
+
+
 async def test_a_snapshot_sees_one_moment_and_writes_nothing(database: str) -> None:
     engine = open_engine(database, size=1)
     count = text("SELECT count(*) FROM organisations")
