@@ -10,6 +10,7 @@ from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
+from delivery.sideline.turns import OrganisationTurns
 from rooms.db.sideline.entries import SidelineEntries, UnloadedEntry
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.magazine import MAX_BATCH, Entry
@@ -18,6 +19,11 @@ from rooms.errors import MagazineMissingError
 _log = logging.getLogger(__name__)
 
 LOAD_BATCH: Final = MAX_BATCH
+MAX_SUBSCRIPTIONS: Final = 50
+"""Subscriptions of a turn: each costs a few statements, though it may have one entry only."""
+MIN_TURNS: Final = 16
+"""Turns before those that wait are listed again, at least: the list may be long."""
+_PAGE: Final = 1000
 
 
 def to_entry(row: UnloadedEntry) -> Entry:
@@ -53,9 +59,11 @@ def _timestamp_text(at: datetime | None) -> str | None:
 
 
 class SidelineLoader:
-    """Loads entries and records their slots.
+    """Loads entries and records their slots, in turns of organisations.
 
-    Interrupted, it leaves rows without a slot to the next run, and orphan entries to the audit.
+    A turn is one batch, of a bounded number of subscriptions. So an organisation waits for one turn
+    of each other one, however much of theirs is sidelined. Interrupted, it leaves rows without a
+    slot to the next run, and orphan entries to the audit.
     """
 
     name = "loading of sidelines"
@@ -66,23 +74,55 @@ class SidelineLoader:
         magazine_cache: SidelineMagazineCache,
         *,
         batch: int = LOAD_BATCH,
+        max_subscriptions: int = MAX_SUBSCRIPTIONS,
     ) -> None:
+        """Create it; a turn has `batch` entries of `max_subscriptions` at most."""
         self._sidelines = sidelines
         self._magazine_cache = magazine_cache
         self._batch = batch
+        self._max_subscriptions = max_subscriptions
+        self._turns = OrganisationTurns()
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Load every sidelined delivery without a slot."""
         more = True
         while more and should_continue():
-            found, more = await self._sidelines.list_unloaded(limit=self._batch)
-            by_subscription: defaultdict[SubscriptionId, list[UnloadedEntry]] = defaultdict(list)
-            for row in found:
-                by_subscription[row.ref.subscription_id].append(row)
-            for subscription, rows in by_subscription.items():
+            more = await self._run_round(should_continue)
+
+    async def _run_round(self, should_continue: ShouldContinue) -> bool:
+        """Give turns to those that wait now; return whether there may be more to load."""
+        self._turns.clear()
+        after: SubscriptionId | None = None
+        while should_continue() and (
+            page := await self._sidelines.list_unloaded_sidelines(after, limit=_PAGE)
+        ):
+            for one in page:
+                self._turns.add(one.subscription, one.organisation)
+            after = page[-1].subscription
+            if len(page) < _PAGE:
+                break
+        left = max(self._turns.start(), MIN_TURNS)
+        more = self._turns.is_cut
+        while left and not self._turns.is_empty and should_continue():
+            left -= 1
+            more = await self._take_turn(should_continue) or more
+        return more or not self._turns.is_empty
+
+    async def _take_turn(self, should_continue: ShouldContinue) -> bool:
+        """Load the next organisation's batch; return whether its subscriptions may have more."""
+        organisation, subscriptions = self._turns.next_turn(self._max_subscriptions)
+        page = await self._sidelines.list_unloaded(subscriptions, limit=self._batch)
+        by_subscription: defaultdict[SubscriptionId, list[UnloadedEntry]] = defaultdict(list)
+        for row in page.entries:
+            by_subscription[row.ref.subscription_id].append(row)
+        for subscription in subscriptions[: page.reached]:
+            if rows := by_subscription[subscription]:
                 if not should_continue():
-                    return
+                    return True
+                self._turns.serve(organisation, subscription)
                 await self._load(subscription, rows)
+        self._turns.end_turn(organisation, subscriptions[: page.reached])
+        return page.is_full
 
     async def _load(self, subscription: SubscriptionId, rows: Sequence[UnloadedEntry]) -> None:
         entries = [to_entry(row) for row in rows]

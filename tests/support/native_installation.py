@@ -68,7 +68,9 @@ class House:
 
     async def shovel(self, *copies: DeliveryTask) -> None:
         """Queue sidelined deliveries again."""
-        found, _ = await SidelineEntries(self.writer).list_unloaded(limit=1000)
+        sidelines = SidelineEntries(self.writer)
+        waiting = [one.subscription for one in await sidelines.list_unloaded_sidelines(None)]
+        found = (await sidelines.list_unloaded(waiting, limit=1000)).entries
         wanted = {copy.delivery_id for copy in copies}
         steps = [one.ref for one in found if one.ref.delivery_id in wanted]
         assert await ShovelQueries(self.writer).shovel(steps, max_shovels=5) == [

@@ -15,7 +15,16 @@ from typing import Any, Final
 from rooms.db.pg_arrays import literal_array, number_array, word_array
 from rooms.db.statement_parts import JOIN_MESSAGE
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, first_id, is_id, room_of
+from rooms.domain.ids import (
+    DeliveryId,
+    MessageId,
+    OrganisationId,
+    RoomId,
+    SubscriptionId,
+    first_id,
+    is_id,
+    room_of,
+)
 from rooms.domain.magazine import Slot
 from rooms.domain.state_machine import State
 
@@ -26,10 +35,27 @@ JOIN_DELIVERY: Final = f"""CROSS JOIN LATERAL (
 ) d"""  # noqa: S608 - constants of this package
 
 
-# Spans rooms: one member loads for all of them.
+# Spans rooms: each subscription costs one look into the index, however many rows it has.
+_LIST_UNLOADED_SIDELINES: Final = """
+WITH RECURSIVE w AS (
+    (SELECT s.subscription_id AS id, s.room_id, 1 AS n FROM sidelined s
+        WHERE s.shard IS NULL AND s.subscription_id > %(after)s::uuid ORDER BY s.subscription_id LIMIT 1)
+    UNION ALL
+    SELECT x.* FROM w CROSS JOIN LATERAL (
+        SELECT s.subscription_id, s.room_id, w.n + 1 FROM sidelined s
+        WHERE s.shard IS NULL AND s.subscription_id > w.id ORDER BY s.subscription_id LIMIT 1
+    ) x WHERE w.n < %(limit)s::int4
+)
+SELECT 0, w.id::text, (SELECT u.organisation_id::text FROM subscriptions u WHERE u.room_id = w.room_id AND u.id = w.id)
+FROM w UNION ALL SELECT 0, NULL, NULL
+"""
+
+# In the order of the given subscriptions, without a sort: only the rows that are returned are read.
 _LIST_UNLOADED: Final = f"""
 WITH s AS MATERIALIZED (
-    SELECT * FROM sidelined WHERE shard IS NULL ORDER BY since LIMIT %(limit)s::int4
+    SELECT s.*, v.n FROM unnest(%(subscription)s::uuid[]) WITH ORDINALITY AS v (id, n) CROSS JOIN LATERAL (
+        SELECT * FROM sidelined s WHERE s.shard IS NULL AND s.subscription_id = v.id ORDER BY s.since LIMIT %(limit)s::int4
+    ) s ORDER BY v.n LIMIT %(limit)s::int4
 ), found AS MATERIALIZED (
     SELECT s.room_id, s.id, s.subscription_id, s.generation, s.reason, s.since, d.message_id, d.attempts, d.shovels,
         d.last_status, d.last_error, d.expires_at, m.correlation_id, m.event_type, m.event_version, m.published_at
@@ -39,10 +65,10 @@ WITH s AS MATERIALIZED (
     WHERE t.room_id = ANY (ARRAY[v.room_id]) AND t.id = v.id AND t.generation = v.generation
 )
 SELECT 0, room_id, id::text, subscription_id::text, generation, reason, since, message_id::text, attempts, shovels,
-    last_status, last_error, expires_at, correlation_id, event_type, event_version, published_at, (SELECT count(*) FROM s)
+    last_status, last_error, expires_at, correlation_id, event_type, event_version, published_at, NULL, NULL
 FROM found
 UNION ALL
-SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM s)
+SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM s), (SELECT max(n) FROM s)
 """  # noqa: S608 - constants of this package
 
 # The missing shard is tested by an expression that no index matches: the index of all unloaded rows
@@ -159,6 +185,26 @@ class UnloadedEntry:
     published_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadedSideline:
+    """Name a subscription whose magazine lacks something (organisation None: it is gone)."""
+
+    subscription: SubscriptionId
+    organisation: OrganisationId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadedPage:
+    """Hold what magazines lack.
+
+    `is_full`: there may be more; `reached`: number of subscriptions up to the last one with a row.
+    """
+
+    entries: Sequence[UnloadedEntry]
+    is_full: bool
+    reached: int
+
+
 class SidelineEntries:
     """Update entries of sidelined deliveries through one writer.
 
@@ -168,10 +214,33 @@ class SidelineEntries:
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
 
-    async def list_unloaded(self, *, limit: int) -> tuple[list[UnloadedEntry], bool]:
-        """Return what the magazines do not have yet, the oldest first, and whether more waits."""
-        rows = await self._writer.run(_LIST_UNLOADED, {"limit": limit})
-        return [_unloaded(row) for row in rows[:-1]], rows[-1][-1] >= limit
+    async def list_unloaded_sidelines(
+        self, after: SubscriptionId | None, *, limit: int = 1000
+    ) -> list[UnloadedSideline]:
+        """Return the next subscriptions whose magazine lacks something, by id."""
+        rows = await self._writer.run(
+            _LIST_UNLOADED_SIDELINES, {"after": after or first_id(0), "limit": limit}
+        )
+        return [
+            UnloadedSideline(
+                subscription=SubscriptionId(identity),
+                organisation=None if organisation is None else OrganisationId(organisation),
+            )
+            for identity, organisation in rows
+        ]
+
+    async def list_unloaded(
+        self, subscriptions: Sequence[SubscriptionId], *, limit: int
+    ) -> UnloadedPage:
+        """Return what the magazines of these lack: one after another, the oldest first."""
+        parameters = {"subscription": word_array(subscriptions), "limit": limit}
+        *rows, (*_, count, last) = await self._writer.run(_LIST_UNLOADED, parameters)
+        is_full = count >= limit
+        return UnloadedPage(
+            entries=[_unloaded(row) for row in rows],
+            is_full=is_full,
+            reached=last if is_full else len(subscriptions),
+        )
 
     async def record_loaded(self, refs: Sequence[EntryRef]) -> list[EntryRef]:
         """Record that these are in their slots.
@@ -303,6 +372,7 @@ def _unloaded(row: tuple[Any, ...]) -> UnloadedEntry:
         status,
         error,
         *rest,
+        _,
         _,
     ) = row
     expires_at, correlation_id, event_type, event_version, published_at = rest

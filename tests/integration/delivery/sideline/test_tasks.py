@@ -28,12 +28,12 @@ from rooms.clock import SystemClock
 from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
-from rooms.db.sideline.entries import SidelineEntries
+from rooms.db.sideline.entries import EntryRef, SidelineEntries
 from rooms.db.sideline.queries import SidelineFilter, SidelineScan, scan_sideline
 from rooms.db.sideline.shovel import ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry, Slot, StoredEntry
 from rooms.domain.rate_limiter import RateLimiter
@@ -214,6 +214,80 @@ async def test_a_loader_that_died_before_the_row_knew_leaves_no_entry_behind(
     await stage.audit.run(always)
     await stage.check(copies)
     assert stage.lost == []
+
+
+OTHER_ORGANISATION = OrganisationId("00000000-0000-7000-8000-0000000000fe")
+
+
+def record_loads(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[SubscriptionId]:
+    """Return the list to which each load of entries adds its subscription."""
+    loads: list[SubscriptionId] = []
+    record = SidelineEntries.record_loaded
+
+    async def recorded(self: SidelineEntries, refs: Sequence[EntryRef]) -> list[EntryRef]:
+        loads.append(refs[0].subscription_id)
+        return await record(self, refs)
+
+    monkeypatch.setattr(SidelineEntries, "record_loaded", recorded)
+    return loads
+
+
+async def other_organisation(stage: Stage) -> SubscriptionId:
+    """Return a subscription of another organisation, on which one delivery was just sidelined."""
+    await stage.installation.rows(
+        "INSERT INTO organisations (id, name) VALUES (%s, 'other')", OTHER_ORGANISATION
+    )
+    other = await stage.installation.subscribe(organisation_id=OTHER_ORGANISATION)
+    await replace(stage, subscription=other).sideline(1)
+    return other
+
+
+async def test_a_large_sideline_delays_another_organisation_by_one_turn(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = await stage.sideline(12)
+    other = await other_organisation(stage)
+    loads = record_loads(stage, monkeypatch)
+    await stage.loader.run(always)
+    assert loads.index(other) <= 1
+    assert Counter(loads) == {stage.subscription: 4, other: 1}
+    await stage.check(copies)
+
+
+async def test_many_small_sidelines_delay_another_organisation_by_one_turn(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = [await stage.installation.subscribe() for _ in range(7)]
+    for subscription in small:
+        await replace(stage, subscription=subscription).sideline(1)
+    other = await other_organisation(stage)
+    loads = record_loads(stage, monkeypatch)
+    await SidelineLoader(stage.sidelines, stage.shelves, max_subscriptions=2).run(always)
+    assert loads.index(other) <= 2
+    assert Counter(loads) == dict.fromkeys([*small, other], 1)
+
+
+async def test_a_sideline_that_cannot_be_loaded_holds_up_no_other(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.sideline(1)
+    neighbour = await stage.installation.subscribe()
+    await replace(stage, subscription=neighbour).sideline(1)
+    other = await other_organisation(stage)
+    loads = record_loads(stage, monkeypatch)
+    create = SidelineMagazineCache.get_or_create
+
+    async def fails(self: SidelineMagazineCache, subscription: SubscriptionId) -> Magazine:
+        if subscription == stage.subscription:
+            raise ConnectionError("this one only")
+        return await create(self, subscription)
+
+    monkeypatch.setattr(SidelineMagazineCache, "get_or_create", fails)
+    loader = stage.loader
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            await loader.run(always)
+    assert sorted(loads) == sorted([neighbour, other])
 
 
 async def orphaned(

@@ -66,10 +66,14 @@ async def sideline(
     return copy
 
 
+async def waiting(sidelines: SidelineEntries) -> list[SubscriptionId]:
+    return [one.subscription for one in await sidelines.list_unloaded_sidelines(None)]
+
+
 async def steps(sidelines: SidelineEntries) -> list[EntryRef]:
-    found, more = await sidelines.list_unloaded(limit=1000)
-    assert not more
-    return [one.ref for one in found]
+    found = await sidelines.list_unloaded(await waiting(sidelines), limit=1000)
+    assert not found.is_full
+    return [one.ref for one in found.entries]
 
 
 async def test_what_is_sidelined_waits_to_be_loaded_with_all_that_is_known(
@@ -78,8 +82,9 @@ async def test_what_is_sidelined_waits_to_be_loaded_with_all_that_is_known(
     copy = await sideline(
         installation, await installation.subscribe(), reason=Reason.TERMINAL_STATUS
     )
-    ((one,), more) = await sidelines.list_unloaded(limit=10)
-    assert not more
+    page = await sidelines.list_unloaded(await waiting(sidelines), limit=10)
+    (one,) = page.entries
+    assert (page.is_full, page.reached) == (False, 1)
     assert one.ref == EntryRef(
         delivery_id=copy.delivery_id, subscription_id=copy.subscription_id, generation=0, slot=None
     )
@@ -96,8 +101,40 @@ async def test_a_page_of_unloaded_entries_says_if_there_may_be_more(
 ) -> None:
     subscription = await installation.subscribe()
     first, _ = [await sideline(installation, subscription) for _ in range(2)]
-    ((one,), more) = await sidelines.list_unloaded(limit=1)
-    assert (one.ref.delivery_id, more) == (first.delivery_id, True)
+    page = await sidelines.list_unloaded([subscription], limit=1)
+    (one,) = page.entries
+    assert (one.ref.delivery_id, page.is_full, page.reached) == (first.delivery_id, True, 1)
+
+
+async def test_unloaded_entries_come_in_the_order_of_the_given_subscriptions(
+    installation: Installation, sidelines: SidelineEntries
+) -> None:
+    one, other, third = [await installation.subscribe() for _ in range(3)]
+    copies = [await sideline(installation, at) for at in (one, other, third, other)]
+    page = await sidelines.list_unloaded([other, one, third], limit=3)
+    assert [entry.ref.delivery_id for entry in page.entries] == [
+        copies[n].delivery_id for n in (1, 3, 0)
+    ]
+    assert (page.is_full, page.reached) == (True, 2)
+    page = await sidelines.list_unloaded([other, one, third], limit=5)
+    assert (len(page.entries), page.is_full, page.reached) == (4, False, 3)
+
+
+async def test_subscriptions_with_unloaded_entries_are_listed_once_each_in_pages(
+    installation: Installation, sidelines: SidelineEntries
+) -> None:
+    subscriptions = sorted([await installation.subscribe() for _ in range(3)])
+    await installation.subscribe()
+    for subscription in subscriptions * 2:
+        await sideline(installation, subscription)
+    listed = await sidelines.list_unloaded_sidelines(None, limit=2)
+    assert [one.subscription for one in listed] == subscriptions[:2]
+    assert {one.organisation for one in listed} == {installation.organisation}
+    listed = await sidelines.list_unloaded_sidelines(subscriptions[1], limit=2)
+    assert [one.subscription for one in listed] == subscriptions[2:]
+    await installation.rows("DELETE FROM subscriptions WHERE id = %s", subscriptions[2])
+    (gone,) = await sidelines.list_unloaded_sidelines(subscriptions[1], limit=2)
+    assert (gone.subscription, gone.organisation) == (subscriptions[2], None)
 
 
 async def test_a_loaded_entry_waits_no_more_and_is_recorded_once(
