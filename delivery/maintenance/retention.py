@@ -20,7 +20,7 @@ from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import FunctionTask, ShouldContinue
 from delivery.maintenance.task_context import TaskContext
 from delivery.maintenance.usage import is_counted_until
-from rooms.db.connection import CONNECTION_LOST, Connection, open_connection
+from rooms.db.connection import CONNECTION_LOST, Connection, open_connection, open_reader
 from rooms.db.retention.bounded_locks import (
     LOCK_CONFLICTS,
     LOCK_TIMEOUT_MS,
@@ -311,20 +311,17 @@ async def preview(url: str, *, days: int, destination: str | None) -> Sequence[R
     `destination`: of the log's export. Counts every delivery, and takes no locks.
     StorageUnavailableError.
     """
-    try:
-        async with open_connection(url, name="rooms retention preview") as connection:
-            before = await fetch_value(connection, "SELECT now()") - timedelta(days=days)
-            exported, restored = await _exported(connection, destination)
-            spans = ranges_to_replace(
-                await list_partition_sets(connection), int(before.timestamp() * 1000)
-            )
-            return [
-                await _preview_range(connection, span, before, exported, restored)
-                for span in list(spans)
-                if len(span.partition_sets) == 1
-            ]
-    except CONNECTION_LOST as exc:
-        raise StorageUnavailableError(str(exc)) from exc
+    async with open_reader(url, name="rooms retention preview") as connection:
+        before = await fetch_value(connection, "SELECT now()") - timedelta(days=days)
+        exported, restored = await _exported(connection, destination)
+        spans = ranges_to_replace(
+            await list_partition_sets(connection), int(before.timestamp() * 1000)
+        )
+        return [
+            await _preview_range(connection, span, before, exported, restored)
+            for span in list(spans)
+            if len(span.partition_sets) == 1
+        ]
 
 
 async def _preview_range(

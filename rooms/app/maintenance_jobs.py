@@ -34,7 +34,7 @@ from delivery.maintenance.task import ShouldContinue
 from delivery.maintenance.task_context import TaskContext
 from rooms.app.doctor import check_stores
 from rooms.backends import backends_of, differences, format_differences, running_processes
-from rooms.db.connection import open_connection
+from rooms.db.connection import open_reader
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.processes import read_processes
 from rooms.domain.job import JobKind
@@ -121,9 +121,12 @@ class CheckJobs:
         return True
 
     async def _mixed(self) -> list[str]:
-        """Describe the running processes that use other stores than this one."""
+        """Describe the running processes that use other stores than this one.
+
+        StorageUnavailableError.
+        """
         own = backends_of(self._settings)
-        async with open_connection(self._url, name="rooms checks") as connection:
+        async with open_reader(self._url, name="rooms checks") as connection:
             running = running_processes(await read_processes(connection))
         return [
             f"{process.label}: {format_differences(found)}"

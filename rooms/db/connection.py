@@ -237,6 +237,19 @@ async def open_connection(url: str, *, name: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
+@asynccontextmanager
+async def open_reader(url: str, *, name: str) -> AsyncIterator[Connection]:
+    """Open a connection by `open_connection`, for a block that reads only.
+
+    StorageUnavailableError: PostgreSQL is away, or the session ended within the block.
+    """
+    try:
+        async with open_connection(url, name=name) as connection:
+            yield connection
+    except (psycopg.InterfaceError, *CONNECTION_LOST) as exc:
+        raise StorageUnavailableError(str(exc)) from exc
+
+
 # The last two are no OperationalErrors.
 SESSION_ENDED: Final = (
     psycopg.errors.AdminShutdown,

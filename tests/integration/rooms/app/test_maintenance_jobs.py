@@ -13,10 +13,11 @@ import sys
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.service import TaskIntervals
 from rooms.app import maintenance_jobs
 from rooms.app.maintenance_jobs import AnalysisJobs, CheckJobs, analysis_tasks
@@ -33,6 +34,8 @@ from tests.integration.delivery.maintenance.test_service import always, ask, job
 from tests.support.installation import Installation, until
 from tests.support.log_rows import logging
 from tests.support.old_messages import DAY, make_days, write
+
+_UNREACHABLE: Final = "postgresql://rooms@127.0.0.1:1/rooms"
 
 
 @pytest.fixture
@@ -107,6 +110,19 @@ async def test_processes_on_other_stores_refuse_a_repair(
     assert found["refused"]
     assert "worker 7 on h" in found["mixed"][0]
     assert await installation.work("outbox", copy) is None
+
+
+@pytest.mark.parametrize("kind", [JobKind.CHECK_STORES, JobKind.PREVIEW_RETENTION])
+async def test_a_job_waits_while_postgresql_is_away(
+    installation: Installation, queue: JobQueue, kind: JobKind
+) -> None:
+    identity = await ask(installation, kind, repair=False, days=30)
+    jobs = CheckJobs(queue, read_settings({}), _UNREACHABLE, None)
+    handlers = {JobKind.CHECK_STORES: jobs.check, JobKind.PREVIEW_RETENTION: jobs.preview}
+    looks = iter([True] * 3 + [False] * 100)
+    await JobRunner(queue, handlers, poll_s=0.01).run(lambda: next(looks))
+    found = await job(installation, identity)
+    assert (found["state"], found["error"]) == ("running", None)
 
 
 async def test_a_cancelled_check_ends(
