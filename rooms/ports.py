@@ -142,6 +142,10 @@ class BrokerUsers(Protocol):
         """Remove the user and close its connections. The queue stays."""
         ...
 
+    async def has_user(self, subscription: SubscriptionId) -> bool:
+        """Return whether the subscription has a user, with one request."""
+        ...
+
     async def list_users(
         self, password_hashes: Mapping[SubscriptionId, str]
     ) -> Mapping[SubscriptionId, bool]:

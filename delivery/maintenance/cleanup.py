@@ -1,4 +1,4 @@
-"""Cleanup tasks: idempotency keys, dead writers, the broker's queues and users, partitions ahead.
+"""Cleanup tasks: idempotency keys, dead writers, the broker's queues, partitions ahead.
 
 Each function is one run of a task of `service.py`. It calls `should_continue` before a statement.
 """
@@ -14,7 +14,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.catalog.native_subscriptions import native_passwords
 from rooms.db.catalog.sessions import delete_ended
 from rooms.db.connection import transaction
 from rooms.db.queue.relay import existing_subscriptions
@@ -32,7 +31,7 @@ from rooms.db.retention.partitions import (
 from rooms.db.retention.replace import MAX_DEFAULT_PARTITION_BYTES
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import first_id
-from rooms.ports import Broker, BrokerUsers, Clock
+from rooms.ports import Broker, Clock
 
 _log = logging.getLogger(__name__)
 
@@ -80,33 +79,6 @@ async def delete_orphan_queues(
             return
         if queue not in existing and await broker.delete_queue(queue):
             _log.warning("deleted the queue of subscription %s, which does not exist", queue)
-
-
-async def sync_broker_users(
-    writer: LogWriter, users: BrokerUsers, should_continue: ShouldContinue
-) -> None:
-    """Create missing broker users of native subscriptions, and remove users without one.
-
-    The API creates users as it answers. This repairs what it could not do because it died or the
-    broker was unavailable, and what a broker lost that was emptied.
-    """
-    wanted = await native_passwords(writer) if should_continue() else {}
-    present = await users.list_users(wanted) if should_continue() else {}
-    for subscription, hashed in wanted.items():
-        if not should_continue():
-            return
-        if not present.get(subscription):
-            await users.create(subscription, hashed)
-            _log.info("created the broker user of subscription %s", subscription)
-    if not should_continue():
-        return
-    # Read again: the API may have created a subscription and its user since the first query.
-    existing = await native_passwords(writer) if present.keys() - wanted.keys() else wanted
-    for subscription in present.keys() - existing.keys():
-        if not should_continue():
-            return
-        await users.remove(subscription)
-        _log.info("removed the broker user of subscription %s, which does not exist", subscription)
 
 
 async def create_partitions_ahead(

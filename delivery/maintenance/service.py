@@ -11,13 +11,13 @@ from typing import Final
 
 import psycopg
 
+from delivery.maintenance.broker_users import BrokerUserSync
 from delivery.maintenance.cleanup import (
     clean_dead_writers,
     clean_idempotency_keys,
     clean_sessions,
     create_partitions_ahead,
     delete_orphan_queues,
-    sync_broker_users,
 )
 from delivery.maintenance.deletions import SETTLE_S, RemoveExternal
 from delivery.maintenance.due import DueScheduler
@@ -282,11 +282,10 @@ def _broker_tasks(intervals: TaskIntervals, broker: Broker) -> Sequence[TaskSpec
 
 def _native_tasks(intervals: TaskIntervals, users: BrokerUsers) -> Sequence[TaskSpec]:
     return (
-        _function_task(
-            "upkeep/gates",
-            "synchronisation of broker users",
-            intervals.broker_users_s,
-            lambda context, go_on: sync_broker_users(context.slow_writer, users, go_on),
+        TaskSpec(
+            partition="upkeep/gates",
+            every_s=intervals.broker_users_s,
+            create=lambda context: BrokerUserSync(context.slow_writer, users, context.clock),
         ),
         TaskSpec(
             partition="upkeep/dead-letters",

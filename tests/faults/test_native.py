@@ -22,7 +22,7 @@ from proton.utils import BlockingConnection
 from stomp.utils import Frame
 
 from delivery.brokers import open_broker
-from delivery.maintenance.cleanup import sync_broker_users
+from delivery.maintenance.broker_users import sync_broker_users
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId
 from rooms.domain.room import destination_name

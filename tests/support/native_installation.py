@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from delivery.brokers import open_broker
-from delivery.maintenance.cleanup import sync_broker_users
+from delivery.maintenance.broker_users import sync_broker_users
 from delivery.maintenance.native_queues import DeadLetterReader
 from rooms.db.sideline.entries import SidelineEntries
 from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries

@@ -115,7 +115,7 @@ class ArtemisUsers:
             except ManagementError as exc:
                 if not exc.has_code(_USER_EXISTS):
                     raise
-                if password_role(password_hash) not in (await _list_users(management))[user]:
+                if password_role(password_hash) not in (await _list_users(management, user))[user]:
                     await management.call(
                         [
                             ("broker", "resetUser", login),
@@ -151,6 +151,14 @@ class ArtemisUsers:
 
         await self._with_management(work)
 
+    async def has_user(self, subscription: SubscriptionId) -> bool:
+        """Return whether the subscription has a user, with one request."""
+        user = self.user_name(subscription)
+        found: Mapping[str, frozenset[str]] = await self._with_management(
+            lambda management: _list_users(management, user)
+        )
+        return bool(found.get(user))
+
     async def list_users(
         self, password_hashes: Mapping[SubscriptionId, str]
     ) -> Mapping[SubscriptionId, bool]:
@@ -182,10 +190,13 @@ def password_role(password_hash: str) -> str:
     return f"password-{hashlib.sha256(password_hash.encode()).hexdigest()[:16]}"
 
 
-async def _list_users(management: ManagementClient) -> Mapping[str, frozenset[str]]:
-    """Return all users with their roles; none if the broker's users are kept elsewhere."""
+async def _list_users(management: ManagementClient, name: str = "") -> Mapping[str, frozenset[str]]:
+    """Return the users of this name with their roles, or all users.
+
+    It returns none if the broker's users are kept elsewhere.
+    """
     try:
-        ((found,),) = await management.call([("broker", "listUser", [""])])
+        ((found,),) = await management.call([("broker", "listUser", [name])])
     except ManagementError:
         return {}
     return {user["username"]: frozenset(user["roles"]) for user in json.loads(found)}

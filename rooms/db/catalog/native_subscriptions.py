@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - SQL statements keep their lines
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -10,16 +11,35 @@ from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.statement_parts import JOIN_MESSAGE, REPLACE_SIDELINED, version_arrays
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import SubscriptionId, first_id
 from rooms.domain.state_machine import LogKind, Reason, State, SubscriptionStatus
 
 REJECTED_ERROR: Final = "its reader rejected it at the broker"
-_PASSWORDS: Final = """
-SELECT 0, s.id::text, s.native_password FROM subscriptions s
-WHERE s.native_password IS NOT NULL AND s.status IN ('active', 'paused', 'disabled')
-    AND NOT EXISTS (SELECT FROM rooms r WHERE r.id = s.room_id AND r.deleting)
+_READABLE: Final = """s.native_password IS NOT NULL AND s.status IN ('active', 'paused', 'disabled')
+    AND NOT EXISTS (SELECT FROM rooms r WHERE r.id = s.room_id AND r.deleting)"""
+_PASSWORDS: Final = f"""
+SELECT 0, s.id::text, s.native_password FROM subscriptions s WHERE {_READABLE}
 UNION ALL SELECT 0, NULL, NULL
-"""
+"""  # noqa: S608 - constants of this package
+# Of all that ever had a password: one may be created and end between two looks.
+_STATE: Final = f"""
+WITH next AS (
+    SELECT s.id FROM subscriptions s WHERE {_READABLE} AND s.id > %(after)s::uuid ORDER BY s.id LIMIT 1
+), first AS (SELECT s.id FROM subscriptions s WHERE {_READABLE} ORDER BY s.id LIMIT 1)
+SELECT 0, count(*), coalesce(bit_xor(hashtextextended(concat_ws(' ', s.id, s.status, s.native_password, coalesce(r.deleting, false)), 0)), 0),
+    coalesce((SELECT id FROM next), (SELECT id FROM first))::text
+FROM subscriptions s LEFT JOIN rooms r ON r.id = s.room_id WHERE s.native_password IS NOT NULL
+"""  # noqa: S608 - constants of this package
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeState:
+    """Say in one row which native subscriptions there are."""
+
+    digest: tuple[int, int]
+    """It changes with the status and the password of each, and with the deletion of its room."""
+    next_readable: SubscriptionId | None
+    """A subscription whose user must exist; None: no subscription has one."""
 
 
 class DeadLetterOutcome(StrEnum):
@@ -77,6 +97,18 @@ async def native_passwords(writer: LogWriter) -> Mapping[SubscriptionId, str]:
     Errors: those of `LogWriter.run`.
     """
     return {SubscriptionId(row[0]): row[1] for row in await writer.run(_PASSWORDS, {})}
+
+
+async def native_state(writer: LogWriter, after: SubscriptionId | None) -> NativeState:
+    """Return the state of all native subscriptions; `next_readable` is the next one `after`.
+
+    Errors: those of `LogWriter.run`.
+    """
+    ((count, digest, identity),) = await writer.run(_STATE, {"after": after or first_id(0)})
+    return NativeState(
+        digest=(count, digest),
+        next_readable=None if identity is None else SubscriptionId(identity),
+    )
 
 
 async def sideline_rejected(

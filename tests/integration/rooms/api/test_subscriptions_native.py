@@ -49,6 +49,9 @@ class Doorman:
     async def pull_queue_depths(self) -> Mapping[SubscriptionId, int]:
         raise AssertionError("the API asks for no depths")
 
+    async def has_user(self, subscription: SubscriptionId) -> bool:
+        raise AssertionError("the API asks for no users")
+
     async def list_users(
         self, password_hashes: Mapping[SubscriptionId, str]
     ) -> Mapping[SubscriptionId, bool]:

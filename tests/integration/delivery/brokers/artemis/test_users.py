@@ -152,9 +152,11 @@ async def test_users_are_listed_with_their_state(house: House) -> None:
     assert await house.broker.delete_queue(third)
     assert await house.gate.list_users(hashed) == {own: True, other: False, third: False}
     assert await house.gate.list_users({}) == {own: False, other: False, third: False}
+    assert await house.gate.has_user(own)
     for identity in hashed:
         await house.gate.remove(identity)
     assert await house.gate.list_users(hashed) == {}
+    assert not await house.gate.has_user(own)
 
 
 async def test_two_installations_do_not_see_each_others_users(

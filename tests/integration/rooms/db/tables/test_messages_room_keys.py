@@ -52,6 +52,7 @@ ACROSS_ROOMS: Final = {
     "queue.resend._RESEND_PAGE": "what a broker has lost is of any room",
     "queue.resend._SENT_COUNTS": "the broker's queues are counted, the one of PUSH whole",
     "catalog.native_subscriptions._PASSWORDS": "upkeep holds the broker's users against the native subscriptions of all rooms",
+    "catalog.native_subscriptions._STATE": "the same, to see that nothing has changed",
     "sideline.entries._LIST_UNLOADED_SIDELINES": "one member looks for what came to rest in any room",
     "sideline.entries._LIST_UNLOADED": "one member loads what came to rest in any room",
     "sideline.entries._LIST_PLACED": "the audit goes through every room, in the order of the key",
