@@ -2,15 +2,17 @@
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from math import inf
 from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
-from rooms.db.sideline.entries import EntryRef, SidelineEntries
-from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, first_id
+from delivery.sideline.turns import OrganisationTurns
+from rooms.db.sideline.entries import EntryPosition, EntryRef, PlacedEntry, SidelineEntries
+from rooms.domain.ids import DeliveryId, OrganisationId, RoomId, SubscriptionId, first_id
 from rooms.domain.magazine import MAX_BATCH, Slot, StoredEntry
 from rooms.errors import MagazineMissingError
 from rooms.ports import Clock, Magazine
@@ -20,6 +22,14 @@ _log = logging.getLogger(__name__)
 FIRST_POSITION: Final = (RoomId(-(1 << 31)), DeliveryId(first_id(0)))
 MIN_ORPHAN_AGE: Final = timedelta(minutes=2)
 """Age from which an entry that no row names is an orphan: its loader may be about to write it."""
+
+
+MAX_SUBSCRIPTIONS: Final = 50
+"""Subscriptions of a turn at most."""
+SCAN_PAGES: Final = 5
+"""Pages of entries that a turn compares in a magazine."""
+ROUND_S: Final = 60.0
+"""Time after which the organisations that are done are audited again."""
 
 
 @dataclass(slots=True)
@@ -42,8 +52,34 @@ class AuditResult:
         return self.lost + self.stale + self.orphans
 
 
+@dataclass(slots=True)
+class _Scan:
+    """Hold how far the entries of a magazine were compared, and whether each was decided.
+
+    An entry that no row names and that is too young is left to a later audit, which must scan
+    again.
+    """
+
+    after: Slot | None = None
+    is_decided: bool = True
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Hold how far the rows of a sideline were checked, and then its entries."""
+
+    after: EntryPosition | None = None
+    named: int = 0
+    scan: _Scan = field(default_factory=_Scan)
+
+
 class SidelineAudit:
-    """Checks every row, and every entry of magazines whose depth differs from their rows."""
+    """Checks every row, and every entry of magazines whose depth differs from their rows.
+
+    `run` does so in turns of organisations: a turn is one batch of rows, or a few of entries. The
+    organisations that are done are audited again each minute, while larger ones go on.
+    """
 
     name = "audit of sidelines"
 
@@ -63,16 +99,83 @@ class SidelineAudit:
         self._on_lost = on_lost
         self._batch = batch
         self._audited_surplus: dict[SubscriptionId, int] = {}
+        self._turns = OrganisationTurns(max_waiting=inf)
+        self._rest: Mapping[OrganisationId | None, frozenset[SubscriptionId]] = {}
+        self._progress: dict[SubscriptionId, _Progress] = {}
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Audit everything once, with repair."""
-        result = await self.check(should_continue, repair=True)
-        if result.lost:
-            _log.warning(
-                "%d sideline entries were missing from their magazines: loading them again",
-                result.lost,
-            )
-            self._on_lost(result.lost)
+        is_over = False
+        while not is_over and should_continue():
+            result = AuditResult(repaired=True)
+            try:
+                is_over = await self._run_round(result, should_continue)
+            finally:
+                if result.lost:
+                    _log.warning(
+                        "%d sideline entries were missing from their magazines: loading them again",
+                        result.lost,
+                    )
+                    self._on_lost(result.lost)
+
+    async def _run_round(self, result: AuditResult, should_continue: ShouldContinue) -> bool:
+        """Give turns until all are audited or it is time to begin anew; return whether all are.
+
+        Of an organisation that the last round left unfinished, only the rest is audited.
+        """
+        until = self._clock.monotonic() + ROUND_S
+        rest, self._rest = self._rest, {}
+        self._turns.clear()
+        listed: set[SubscriptionId] = set()
+        after: SubscriptionId | None = None
+        while should_continue() and (page := await self._sidelines.list_sidelines(after)):
+            for one in page:
+                listed.add(one.subscription)
+                if one.subscription in rest.get(one.organisation, (one.subscription,)):
+                    self._turns.add(one.subscription, one.organisation)
+            after = page[-1].subscription
+        for gone in self._progress.keys() - listed:
+            del self._progress[gone]
+        due = self._turns.start()
+        while not self._turns.is_empty and should_continue():
+            if due <= 0 and self._clock.monotonic() >= until:
+                break
+            due -= 1
+            await self._take_turn(result, should_continue)
+        self._rest = self._turns.waiting()
+        return self._turns.is_empty
+
+    async def _take_turn(self, result: AuditResult, should_continue: ShouldContinue) -> None:
+        organisation, subscriptions = self._turns.next_turn(MAX_SUBSCRIPTIONS)
+        # What fails is checked from its begin the next time.
+        progress = {one: self._progress.pop(one, _Progress()) for one in subscriptions}
+        rows = await self._sidelines.list_placed_of(
+            {one: progress[one].after for one in subscriptions}, limit=self._batch
+        )
+        by_subscription: defaultdict[SubscriptionId, list[PlacedEntry]] = defaultdict(list)
+        for row in rows:
+            by_subscription[row.ref.subscription_id].append(row)
+        more_of = rows[-1].ref.subscription_id if len(rows) >= self._batch else None
+        done: list[SubscriptionId] = []
+        for subscription in subscriptions:
+            if not should_continue():
+                break
+            self._turns.serve(organisation, subscription)
+            own = progress[subscription]
+            if found := by_subscription[subscription]:
+                result.rows += len(found)
+                await self._check_rows(
+                    subscription, [(row.ref, row.sidelined) for row in found], result, repair=True
+                )
+                own.named += sum(row.sidelined and row.ref.slot is not None for row in found)
+                own.after = found[-1].position
+            if subscription == more_of or not await self._check_entries(
+                subscription, own.named, result, should_continue, repair=True, scan=own.scan
+            ):
+                self._progress[subscription] = own
+                break
+            done.append(subscription)
+        self._turns.end_turn(organisation, done)
 
     async def check(self, should_continue: ShouldContinue, *, repair: bool) -> AuditResult:
         """Check everything, and repair differences if `repair` is set."""
@@ -155,25 +258,40 @@ class SidelineAudit:
         should_continue: ShouldContinue,
         *,
         repair: bool,
-    ) -> None:
-        """Find entries that no row names, unless the magazine has as many entries as rows."""
+        scan: _Scan | None = None,
+    ) -> bool:
+        """Find entries that no row names, unless the magazine has as many entries as rows.
+
+        Return whether it is done. With `scan`, it goes on from there, for a few pages.
+        """
         magazine = await self._magazine_cache.get(subscription)
         if magazine is None:
-            return
+            return True
         try:
             surplus = (await magazine.state()).depth - row_count
             # A counter may stay wrong after an ambiguous write; that is no reason to scan each
             # time.
             if repair and (not surplus or self._audited_surplus.get(subscription) == surplus):
-                return
-            if await self._scan_entries(
-                subscription, magazine, result, should_continue, repair=repair
-            ):
+                return True
+            pages = None if scan is None else SCAN_PAGES
+            scan = scan or _Scan()
+            await self._scan_entries(
+                subscription,
+                magazine,
+                result,
+                should_continue,
+                scan=scan,
+                pages=pages,
+                repair=repair,
+            )
+            if scan.is_over and scan.is_decided:
                 self._audited_surplus[subscription] = (await magazine.state()).depth - row_count
             else:
                 self._audited_surplus.pop(subscription, None)
         except MagazineMissingError:
             self._magazine_cache.invalidate(subscription)
+            return True
+        return scan.is_over
 
     async def _scan_entries(
         self,
@@ -182,28 +300,25 @@ class SidelineAudit:
         result: AuditResult,
         should_continue: ShouldContinue,
         *,
+        scan: _Scan,
+        pages: int | None,
         repair: bool,
-    ) -> bool:
-        """Delete orphans; return whether every entry was decided.
-
-        An entry that no row names and that is too young is left to a later audit, which must scan
-        again.
-        """
-        after: Slot | None = None
+    ) -> None:
+        """Delete orphans in the next pages, or in all that follow."""
         before = self._clock.now() - MIN_ORPHAN_AGE
-        decided = True
-        while should_continue():
-            page = await magazine.peek(self._batch, after=after)
+        while should_continue() and pages != 0:
+            page = await magazine.peek(self._batch, after=scan.after)
             unnamed = await self._find_unreferenced(subscription, page)
             orphans = [stored.slot for stored in unnamed if stored.loaded_at < before]
-            decided = decided and len(orphans) == len(unnamed)
+            scan.is_decided = scan.is_decided and len(orphans) == len(unnamed)
             result.orphans += len(orphans)
             if repair and orphans:
                 await magazine.delete(orphans)
             if len(page) < self._batch:
-                return decided
-            after = page[-1].slot
-        return False
+                scan.is_over = True
+                return
+            scan.after = page[-1].slot
+            pages = None if pages is None else pages - 1
 
     async def _find_unreferenced(
         self, subscription: SubscriptionId, entries: Sequence[StoredEntry]

@@ -1,7 +1,7 @@
 """Turns of organisations at work on their sidelines, so that none waits for all of another's."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,7 +26,7 @@ class OrganisationTurns:
     fails each time delays the others of its organisation by one failure in each rotation.
     """
 
-    def __init__(self, *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, *, max_waiting: float = MAX_WAITING) -> None:
         self._max_waiting = max_waiting
         self._waiting: dict[OrganisationId | None, _Waiting] = {}
         self._order: deque[OrganisationId | None] = deque()
@@ -84,6 +84,14 @@ class OrganisationTurns:
             (waiting.behind or waiting.before).popleft()
         if waiting.behind or waiting.before:
             self._order.append(organisation)
+
+    def waiting(self) -> Mapping[OrganisationId | None, frozenset[SubscriptionId]]:
+        """Return those that still wait, by organisation."""
+        return {
+            organisation: frozenset((*waiting.behind, *waiting.before))
+            for organisation, waiting in self._waiting.items()
+            if waiting.behind or waiting.before
+        }
 
     @property
     def is_empty(self) -> bool:

@@ -104,6 +104,19 @@ SELECT 0, s.room_id, s.id::text, s.subscription_id::text, s.generation, s.shard,
 FROM s UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 
+# In the order of the given subscriptions, without a sort, each on from a position.
+_LIST_PLACED_OF: Final = f"""
+WITH s AS MATERIALIZED (
+    SELECT s.*, v.n FROM unnest(%(subscription)s::uuid[], %(since)s::timestamptz[], %(after)s::uuid[])
+        WITH ORDINALITY AS v (subscription_id, since, id, n) CROSS JOIN LATERAL (
+            SELECT * FROM sidelined s WHERE s.subscription_id = v.subscription_id AND (s.since, s.id) > (v.since, v.id)
+            ORDER BY s.since, s.id LIMIT %(limit)s::int4
+        ) s ORDER BY v.n LIMIT %(limit)s::int4
+), found AS MATERIALIZED (SELECT s.id FROM s {JOIN_DELIVERY})
+SELECT 0, s.id::text, s.subscription_id::text, s.generation, s.shard, s.pointer, s.since, s.id IN (SELECT id FROM found)
+FROM s UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+"""  # noqa: S608 - constants of this package
+
 _DELETE_STALE: Final = """
 WITH gone AS (
     DELETE FROM sidelined t USING unnest(%(room)s::int4[], %(id)s::uuid[], %(generation)s::int4[]) AS v (room_id, id, generation)
@@ -123,6 +136,13 @@ _SUBSCRIPTIONS: Final = """
 SELECT 0, id::text FROM (
     SELECT id FROM subscriptions WHERE sideline_shards IS NOT NULL AND id > %(after)s::uuid ORDER BY id LIMIT %(limit)s::int4
 ) s UNION ALL SELECT 0, NULL
+"""
+
+_SIDELINES: Final = """
+SELECT 0, id::text, organisation_id::text FROM (
+    SELECT id, organisation_id FROM subscriptions WHERE sideline_shards IS NOT NULL AND id > %(after)s::uuid
+    ORDER BY id LIMIT %(limit)s::int4
+) s UNION ALL SELECT 0, NULL, NULL
 """
 
 _NEXT_POINTER: Final = """
@@ -148,6 +168,10 @@ WITH u AS (
 )
 SELECT 0, n FROM u UNION ALL SELECT 0, NULL
 """
+
+
+EntryPosition = tuple[datetime, DeliveryId]
+"""The place of a row in its sideline: rows are in the order in which they were sidelined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +210,8 @@ class UnloadedEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnloadedSideline:
-    """Name a subscription whose magazine lacks something (organisation None: it is gone)."""
+class Sideline:
+    """Name a subscription that has a sideline (organisation None: the subscription is gone)."""
 
     subscription: SubscriptionId
     organisation: OrganisationId | None
@@ -205,6 +229,20 @@ class UnloadedPage:
     reached: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedEntry:
+    """Hold a row of a sideline, and whether its delivery is still sidelined."""
+
+    ref: EntryRef
+    since: datetime
+    sidelined: bool
+
+    @property
+    def position(self) -> EntryPosition:
+        """Return the place of the row in the order of its sideline."""
+        return self.since, self.ref.delivery_id
+
+
 class SidelineEntries:
     """Update entries of sidelined deliveries through one writer.
 
@@ -216,13 +254,13 @@ class SidelineEntries:
 
     async def list_unloaded_sidelines(
         self, after: SubscriptionId | None, *, limit: int = 1000
-    ) -> list[UnloadedSideline]:
+    ) -> list[Sideline]:
         """Return the next subscriptions whose magazine lacks something, by id."""
         rows = await self._writer.run(
             _LIST_UNLOADED_SIDELINES, {"after": after or first_id(0), "limit": limit}
         )
         return [
-            UnloadedSideline(
+            Sideline(
                 subscription=SubscriptionId(identity),
                 organisation=None if organisation is None else OrganisationId(organisation),
             )
@@ -292,6 +330,37 @@ class SidelineEntries:
             for _, identity, subscription, generation, shard, pointer, sidelined in rows
         ]
 
+    async def list_placed_of(
+        self, positions: Mapping[SubscriptionId, EntryPosition | None], *, limit: int
+    ) -> list[PlacedEntry]:
+        """Return the next rows of these subscriptions, one after another, each on from a position.
+
+        Those of deliveries that are not sidelined any more must be deleted.
+        """
+        parameters = {
+            "subscription": word_array(positions),
+            "since": word_array(
+                "-infinity" if at is None else at[0].isoformat() for at in positions.values()
+            ),
+            "after": word_array(first_id(0) if at is None else at[1] for at in positions.values()),
+            "limit": limit,
+        }
+        return [
+            PlacedEntry(
+                ref=EntryRef(
+                    delivery_id=DeliveryId(identity),
+                    subscription_id=SubscriptionId(subscription),
+                    generation=generation,
+                    slot=None if shard is None else Slot(shard, pointer),
+                ),
+                since=since,
+                sidelined=sidelined,
+            )
+            for identity, subscription, generation, shard, pointer, since, sidelined in (
+                await self._writer.run(_LIST_PLACED_OF, parameters)
+            )
+        ]
+
     async def find_slots(
         self, subscription: SubscriptionId, deliveries: Sequence[DeliveryId]
     ) -> Mapping[DeliveryId, Slot]:
@@ -341,6 +410,18 @@ class SidelineEntries:
             _SUBSCRIPTIONS, {"after": after or first_id(0), "limit": limit}
         )
         return [SubscriptionId(identity) for (identity,) in rows]
+
+    async def list_sidelines(
+        self, after: SubscriptionId | None, *, limit: int = 1000
+    ) -> list[Sideline]:
+        """Return the subscriptions of `list_subscriptions` with their organisations."""
+        rows = await self._writer.run(_SIDELINES, {"after": after or first_id(0), "limit": limit})
+        return [
+            Sideline(
+                subscription=SubscriptionId(identity), organisation=OrganisationId(organisation)
+            )
+            for identity, organisation in rows
+        ]
 
     async def next_pointer(self, subscription: SubscriptionId) -> int:
         """Return a pointer beyond every slot that a row of this sideline names."""

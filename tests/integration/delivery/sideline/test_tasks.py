@@ -290,6 +290,92 @@ async def test_a_sideline_that_cannot_be_loaded_holds_up_no_other(
     assert sorted(loads) == sorted([neighbour, other])
 
 
+def record_checks(monkeypatch: pytest.MonkeyPatch) -> list[SubscriptionId]:
+    """Return the list to which each check of placed rows adds its subscription."""
+    checks: list[SubscriptionId] = []
+    find = SidelineAudit._find_missing
+
+    async def recorded(
+        self: SidelineAudit, magazine: Magazine | None, placed: Sequence[EntryRef]
+    ) -> list[EntryRef]:
+        checks.extend(ref.subscription_id for ref in placed[:1])
+        return await find(self, magazine, placed)
+
+    monkeypatch.setattr(SidelineAudit, "_find_missing", recorded)
+    return checks
+
+
+async def test_the_audit_of_a_large_sideline_delays_another_organisation_by_one_turn(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.sideline(12)
+    other = await other_organisation(stage)
+    await stage.loader.run(always)
+    checks = record_checks(monkeypatch)
+    await stage.audit.run(always)
+    assert checks.index(other) <= 1
+    assert Counter(checks) == {stage.subscription: 4, other: 1}
+
+
+async def test_others_are_audited_anew_while_a_large_sideline_goes_on(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "ROUND_S", 0)
+    copies = await stage.sideline(12)
+    other = await other_organisation(stage)
+    await stage.loader.run(always)
+    checks = record_checks(monkeypatch)
+    audit = stage.audit
+    await audit.run(always)
+    assert Counter(checks) == {stage.subscription: 4, other: 5}
+    assert stage.lost == []
+    # The next run begins with the first row again.
+    await stage.magazines.drop(sideline_magazine_name(stage.subscription))
+    await audit.run(always)
+    assert sum(stage.lost) == 12
+    await stage.loader.run(always)
+    await stage.check(copies)
+
+
+async def test_a_sideline_that_cannot_be_audited_holds_up_no_other(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.sideline(1)
+    other = await other_organisation(stage)
+    await stage.loader.run(always)
+    checks = record_checks(monkeypatch)
+    check = SidelineAudit._check_entries
+
+    async def fails(
+        self: SidelineAudit, subscription: SubscriptionId, *given: Any, **named: Any
+    ) -> Any:
+        if subscription == stage.subscription:
+            raise ConnectionError("this one only")
+        return await check(self, subscription, *given, **named)
+
+    monkeypatch.setattr(SidelineAudit, "_check_entries", fails)
+    audit = stage.audit
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            await audit.run(always)
+    assert other in checks
+
+
+async def test_entries_without_a_row_are_compared_a_few_pages_a_turn(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = await orphaned(stage, monkeypatch, times=4)
+    other = await other_organisation(stage)
+    await stage.loader.run(always)
+    monkeypatch.setattr(auditing, "MIN_ORPHAN_AGE", timedelta(seconds=-60))
+    monkeypatch.setattr(auditing, "SCAN_PAGES", 1)
+    monkeypatch.setattr(auditing, "ROUND_S", 0)
+    checks = record_checks(monkeypatch)
+    await stage.audit.run(always)
+    assert checks.count(other) >= 3, "a page holds three of the fifteen entries"
+    await stage.check(copies)
+
+
 async def orphaned(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
 ) -> list[DeliveryTask]:
@@ -348,13 +434,13 @@ async def test_a_wrong_depth_is_scanned_once(stage: Stage, monkeypatch: pytest.M
     """Use a row that the audit does not count for a counter that a lost answer left wrong by one."""
     copies = await stage.sideline(5)
     await stage.loader.run(always)
-    placed = SidelineEntries.list_placed
+    placed = SidelineEntries.list_placed_of
 
     async def one_less(self: SidelineEntries, *given: Any, **named: Any) -> Any:
         return [
             one
             for one in await placed(self, *given, **named)
-            if one[0].delivery_id != copies[0].delivery_id
+            if one.ref.delivery_id != copies[0].delivery_id
         ]
 
     walking = type(await stage.magazine())
@@ -367,7 +453,7 @@ async def test_a_wrong_depth_is_scanned_once(stage: Stage, monkeypatch: pytest.M
 
     audit = stage.audit
     with monkeypatch.context() as patch:
-        patch.setattr(SidelineEntries, "list_placed", one_less)
+        patch.setattr(SidelineEntries, "list_placed_of", one_less)
         patch.setattr(walking, "peek", counted)
         await audit.run(always)
         once = len(walks)
@@ -434,15 +520,15 @@ async def test_entries_shoveled_during_an_audit_do_not_count_as_lost(
     """Shovel after the audit has read the rows and before it looks for their entries."""
     copies = await stage.sideline(3)
     await stage.loader.run(always)
-    placed = SidelineEntries.list_placed
+    placed = SidelineEntries.list_placed_of
 
     async def slow(self: SidelineEntries, *given: Any, **named: Any) -> Any:
         found = await placed(self, *given, **named)
-        monkeypatch.setattr(SidelineEntries, "list_placed", placed)
+        monkeypatch.setattr(SidelineEntries, "list_placed_of", placed)
         assert await shoveled(stage) == {"queued": 3}
         return found
 
-    monkeypatch.setattr(SidelineEntries, "list_placed", slow)
+    monkeypatch.setattr(SidelineEntries, "list_placed_of", slow)
     await stage.audit.run(always)
     assert stage.lost == []
     assert {await stage.installation.state(copy) for copy in copies} == {State.QUEUED}

@@ -85,6 +85,7 @@ STATEMENTS = {
     "loaded": entries._RECORD_LOADED,
     "lost": entries._RECORD_LOST,
     "placed": entries._LIST_PLACED,
+    "placed of": entries._LIST_PLACED_OF,
     "forget": entries._DELETE_STALE,
     "slots": entries._SLOTS,
     "moved": entries._RECORD_MOVED,
@@ -96,11 +97,11 @@ OWN = {
     "release held": {"held_subscription"}, "drain": {"held_subscription"}, "probe": {"held_subscription"}, "relay": {"outbox_to_send"}, "come due": {"outbox_later", "due_buckets_pkey"},
     "of here": {"outbox_push", "outbox_pull"}, "of another": {"outbox_to_send", "outbox_pull_away", "outbox_later", "upkeep_marks_pkey"},
     "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"}, "unloaded": {"sidelined_unloaded"},
-    "unloaded sidelines": {"sidelined_unloaded"},
+    "unloaded sidelines": {"sidelined_unloaded"}, "placed of": {"sidelined_subscription"},
     "adopt": {"upkeep_marks_pkey"}, "completed": {"operational_messages_check"},
 }  # fmt: skip
 # These choose from a hundred thousand rows and more, which their index has in order.
-SORTED = {"release held", "drain", "probe", "unloaded", "unloaded sidelines"}
+SORTED = {"release held", "drain", "probe", "unloaded", "unloaded sidelines", "placed of"}
 # What lets the next of an ordering key go finds the key by its head, in whatever statement.
 HEAD = "ordered_keys_head"
 # A step of a job looks up the job by its id among those that are open.

@@ -157,6 +157,29 @@ async def test_a_loaded_entry_waits_no_more_and_is_recorded_once(
     assert await sidelines.record_loaded([other]) == [other]
 
 
+async def test_rows_of_several_sidelines_are_listed_on_from_a_position_in_each(
+    installation: Installation, sidelines: SidelineEntries
+) -> None:
+    one, other = [await installation.subscribe() for _ in range(2)]
+    copies = [await sideline(installation, at) for at in (one, other, one, other)]
+    found = await sidelines.list_placed_of({other: None, one: None}, limit=3)
+    assert [row.ref.delivery_id for row in found] == [copies[n].delivery_id for n in (1, 3, 0)]
+    assert {row.sidelined for row in found} == {True}
+    positions = {other: found[0].position, one: found[2].position}
+    found = await sidelines.list_placed_of(positions, limit=3)
+    assert [row.ref.delivery_id for row in found] == [copies[n].delivery_id for n in (3, 2)]
+
+
+async def test_sidelines_are_listed_with_their_organisation(
+    installation: Installation, sidelines: SidelineEntries
+) -> None:
+    first, second, _ = sorted([await installation.subscribe() for _ in range(3)])
+    for subscription in (first, second):
+        await sidelines.record_magazine(subscription, shards=4)
+    (found,) = await sidelines.list_sidelines(first)
+    assert (found.subscription, found.organisation) == (second, installation.organisation)
+
+
 async def test_what_the_magazine_lost_is_loaded_again(
     installation: Installation, sidelines: SidelineEntries
 ) -> None:
