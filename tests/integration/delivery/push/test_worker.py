@@ -634,14 +634,21 @@ async def test_a_worker_whose_commits_hang_attempts_nothing_more(
         copies = [copy for _ in range(3) for copy in await deliver(installation, subscription)]
         await sender.called(lambda: len(sender.calls) == 3, "the first attempts")
 
-        async def all_released() -> bool:
-            # What was claimed in a later batch is not claimed again: its claim ends by its time.
-            free = await installation.value(
-                "SELECT count(*) FROM outbox WHERE worker IS NULL OR claimed_until <= now()"
-            )
-            return bool(free == 3)
+        claims: list[Any] = []
 
-        await until(all_released, "what was claimed again to be released")
+        async def all_released() -> bool:
+            claims[:] = await installation.rows(
+                "SELECT id, worker, claimed_until::text, claimed_until <= now() AS over, abandoned,"
+                " now() FROM outbox ORDER BY id"
+            )
+            # What was claimed in a later batch is not claimed again: its claim ends by its time.
+            free = [one for one in claims if one["worker"] is None or one["over"]]
+            return len(free) == 3
+
+        try:
+            await until(all_released, "what was claimed again to be released")
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}: {claims}, after {len(sender.calls)} calls") from exc
         assert len(sender.calls) == 3
         is_back.set()
         for copy in copies:
