@@ -171,17 +171,15 @@ class Offices(Book):
         }
 
 
-async def test_an_organisation_waits_for_one_turn_of_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Another one has hundreds of subscriptions, and a round has time for one or two."""
-    watch = Watch()
-    shelf = Shelf(watch, **{f"many_{number:03}": 1 for number in range(300)}, one_x=30)
+async def releases(
+    monkeypatch: pytest.MonkeyPatch, shelf: Shelf, watch: Watch, is_done: Callable[[], bool]
+) -> list[str]:
+    """Release until it is done; return the subscriptions in the order of their turns."""
     done = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
         watch.at += seconds
-        if not shelf.left[SubscriptionId("one_x")]:
+        if is_done():
             done.set()
             await asyncio.Event().wait()
         await REAL_SLEEP(0)
@@ -191,7 +189,17 @@ async def test_an_organisation_waits_for_one_turn_of_each_other(
     async with asyncio.timeout(30):
         await done.wait()
     running.cancel()
-    names = [name for name, _, _ in shelf.released]
+    return [name for name, _, _ in shelf.released]
+
+
+async def test_an_organisation_waits_for_one_turn_of_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another one has hundreds of subscriptions, and a round has time for one or two."""
+    watch = Watch()
+    shelf = Shelf(watch, **{f"many_{number:03}": 1 for number in range(300)}, one_x=30)
+    one = SubscriptionId("one_x")
+    names = await releases(monkeypatch, shelf, watch, lambda: not shelf.left[one])
     assert names.count("one_x") == 3
     assert len(names) <= 8, "it has every second turn or more"
     others = [name for name in names if name != "one_x"]
@@ -205,21 +213,8 @@ async def test_what_is_left_of_one_part_has_a_turn_in_each_later_one(
     watch = Watch()
     shelf = Shelf(watch, a_only=50, **{f"b_{number:03}": 100 for number in range(60)})
     shelf.page = 5
-    done = asyncio.Event()
-
-    async def sleep(seconds: float) -> None:
-        watch.at += seconds
-        if not shelf.left[SubscriptionId("a_only")]:
-            done.set()
-            await asyncio.Event().wait()
-        await REAL_SLEEP(0)
-
-    monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
-    running = asyncio.create_task(releaser(shelf, Offices(), watch, lambda _endpoint: 10).run())
-    async with asyncio.timeout(30):
-        await done.wait()
-    running.cancel()
-    names = [name for name, _, _ in shelf.released]
+    only = SubscriptionId("a_only")
+    names = await releases(monkeypatch, shelf, watch, lambda: not shelf.left[only])
     assert names.count("a_only") == 5
     assert len(names) <= 10, "it has every second turn"
     assert None not in shelf.parts[1:], "it is not listed a second time"
@@ -231,18 +226,5 @@ async def test_all_parts_are_listed_and_nothing_is_left_out(
     watch = Watch()
     shelf = Shelf(watch, **{f"b_{number:03}": 5 for number in range(60)})
     shelf.page = 5
-    done = asyncio.Event()
-
-    async def sleep(seconds: float) -> None:
-        watch.at += seconds
-        if not any(shelf.left.values()):
-            done.set()
-            await asyncio.Event().wait()
-        await REAL_SLEEP(0)
-
-    monkeypatch.setattr(release_held, "asyncio", type("Loop", (), {"sleep": staticmethod(sleep)}))
-    running = asyncio.create_task(releaser(shelf, Offices(), watch, lambda _endpoint: 10).run())
-    async with asyncio.timeout(30):
-        await done.wait()
-    running.cancel()
-    assert sorted({name for name, _, _ in shelf.released}) == sorted(shelf.left)
+    names = await releases(monkeypatch, shelf, watch, lambda: not any(shelf.left.values()))
+    assert sorted(set(names)) == sorted(shelf.left)
