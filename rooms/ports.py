@@ -1,8 +1,7 @@
 """Define the ports to clock, webhooks, brokers, elections and magazines.
 
-Each docstring is the contract of the adapters. Adapters never retry, swallow errors or time out
-silently. A port promises what the weakest backend provides. Every adapter passes the contract suite
-of its port in `tests/contract`.
+Each docstring is the contract of the adapters; `tests/contract` checks it. Adapters never retry,
+swallow errors or time out silently. A port promises what the weakest backend provides.
 """
 
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -29,10 +28,8 @@ from rooms.domain.native_address import NativeAddress
 from rooms.domain.push_url import PushUrl
 
 PUSH_CREDIT: Final = 20_000
-"""Most unsettled tasks of a worker.
-
-It is enough for hundreds of endpoints that hang in all their slots. If the queue cannot exclude
-subscriptions, it is ten seconds' work of a lane with 2,000 a second, which so is never held.
+"""Most unsettled tasks of a worker: enough for hundreds of endpoints that hang in all their slots.
+For a queue that cannot exclude subscriptions it is ten seconds' work of a lane with 2,000 a second.
 """
 
 
