@@ -11,6 +11,7 @@ which refuses LISTEN and NOTIFY until it is promoted.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -20,6 +21,8 @@ import psycopg
 
 from rooms.batching import AdaptiveLinger
 from rooms.db.connection import Connection, NotificationReader, connect
+from rooms.db.pg_arrays import binary_array, bytes_element
+from rooms.db.prepared import PreparedStatements
 from rooms.db.wakeup_names import WakeupNames
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
@@ -28,19 +31,19 @@ from rooms.outages import OUTAGES
 _log = logging.getLogger(__name__)
 
 LINGER_S: Final = 0.03
-"""The longest time for which wake-ups are collected after one was sent.
+"""The longest time for which wake-ups of a channel are collected after one was sent.
 
-It applies from `BUSY_PER_S` messages on: then the processes that work for those are awake. With
-fewer messages the time is shorter.
+It applies from `BUSY_PER_S` deliveries on: then the processes that work for those are awake. With
+fewer the time is shorter.
 """
 BUSY_PER_S: Final = 2_000.0
 _MIN_WEIGHT: Final = 5
-"""A wake-up counts as at least so many messages, so that a process never notifies more than about
-130 times a second.
+"""A wake-up counts as at least so many deliveries, so that a process never notifies a channel more
+than about 130 times a second.
 """
 _RETRY_S: Final = 0.5
 _NOTIFY: Final = (
-    "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) payload"  # with one lock for all
+    "SELECT pg_notify($1::text, payload) FROM unnest($2::text[]) payload"  # with one lock for all
 )
 _NOTIFY_FAILED: Final = "connections to send wake-ups failed"
 _LISTEN_FAILED: Final = "connections to receive wake-ups failed"
@@ -64,6 +67,47 @@ class Channel(StrEnum):
     SATURATED = "rooms_crowded"
 
 
+class _Collected:
+    """Collect the wake-ups of one channel, and pace them: those of others do not delay them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._by_room = channel is Channel.PULL
+        self._linger = AdaptiveLinger(max_delay_s=LINGER_S, saturation_per_s=BUSY_PER_S)
+        self._count = 0
+        self._may_send_at = -math.inf
+        self.is_scheduled = False
+        """True while they are being sent, or will be."""
+        self.names: WakeupNames | None = None
+        """None: nothing waits to be sent."""
+
+    def add(self, name: str, count: int) -> None:
+        if self.names is None:
+            self.names = WakeupNames(by_room=self._by_room)
+        self.names.add(name)
+        self._count += max(_MIN_WEIGHT, count)
+
+    def take(self) -> WakeupNames:
+        """Remove and return the names."""
+        assert self.names is not None
+        names, self.names = self.names, None
+        return names
+
+    def put_back(self, names: WakeupNames) -> None:
+        """Add what could not be sent."""
+        if self.names is not None:
+            names.merge(self.names)
+        self.names = names
+
+    def sent(self) -> None:
+        """Begin the pause that follows a wake-up."""
+        now, count, self._count = time.monotonic(), self._count, 0
+        self._may_send_at = now + self._linger.next_delay_s(count, now)
+
+    def pause_s(self) -> float:
+        """Return the seconds until the next one may be sent; 0 or less: it may be sent now."""
+        return self._may_send_at - time.monotonic()
+
+
 class Notifier:
     """Send and receive notifications.
 
@@ -81,8 +125,8 @@ class Notifier:
         self._url = url
         self._relayed = broker_mode.is_relayed
         self._listeners = listeners or {}
-        self._pending: dict[Channel, WakeupNames] = {}
-        self._pending_count = 0
+        self._channels = {channel: _Collected(channel) for channel in Channel}
+        self._ready: set[Channel] = set()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -101,12 +145,22 @@ class Notifier:
     def notify(self, channel: Channel, name: str = "", *, count: int = 1) -> None:
         """Wake the listeners of `channel` soon.
 
-        Call it after the commit that made the work, with its number of messages.
+        Call it after the commit that made the work, with its number of deliveries.
         """
-        self._pending_count += max(_MIN_WEIGHT, count)
-        if channel not in self._pending:
-            self._pending[channel] = WakeupNames(by_room=channel is Channel.PULL)
-        self._pending[channel].add(name)
+        collected = self._channels[channel]
+        collected.add(name, count)
+        if not collected.is_scheduled:
+            self._schedule(channel, collected)
+
+    def _schedule(self, channel: Channel, collected: _Collected) -> None:
+        collected.is_scheduled = True
+        if (pause_s := collected.pause_s()) > 0:
+            asyncio.get_running_loop().call_later(pause_s, self._set_ready, channel)
+        else:
+            self._set_ready(channel)
+
+    def _set_ready(self, channel: Channel) -> None:
+        self._ready.add(channel)
         self._wake.set()
 
     def notify_queued(self, subscription: SubscriptionId | None = None, *, count: int = 1) -> None:
@@ -134,31 +188,27 @@ class Notifier:
                 await asyncio.sleep(_RETRY_S)
 
     async def _send_pending(self, connection: Connection) -> None:
-        linger = AdaptiveLinger(max_delay_s=LINGER_S, saturation_per_s=BUSY_PER_S)
+        statements = PreparedStatements(connection)
         while True:
             await self._wake.wait()
             self._wake.clear()
-            due, self._pending = self._pending, {}
-            count, self._pending_count = self._pending_count, 0
-            try:
-                while due:
-                    channel, names = next(iter(due.items()))
-                    await connection.execute(_NOTIFY, (channel, names.payloads()))
-                    del due[channel]
-            finally:
-                self._requeue(due)
-            await asyncio.sleep(linger.next_delay_s(count, time.monotonic()))
-
-    def _requeue(self, unsent: dict[Channel, WakeupNames]) -> None:
-        """Send these notifications on the next connection.
-
-        Their listeners are still connected, and would otherwise find the work only by polling.
-        """
-        for channel, names in unsent.items():
-            if channel in self._pending:
-                names.merge(self._pending[channel])
-            self._pending[channel] = names
-            self._wake.set()
+            while self._ready:
+                channel = self._ready.pop()
+                collected = self._channels[channel]
+                names = collected.take()
+                payloads = [bytes_element(payload.encode()) for payload in names.payloads()]
+                values = (channel.encode(), binary_array("text", payloads))
+                try:
+                    await statements.run(_NOTIFY, values)
+                except BaseException:
+                    # Its listeners are still connected, and would find the work only by polling.
+                    collected.put_back(names)
+                    self._set_ready(channel)
+                    raise
+                collected.sent()
+                collected.is_scheduled = False
+                if collected.names is not None:
+                    self._schedule(channel, collected)
 
     async def _listen_loop(self) -> None:
         while True:

@@ -15,10 +15,10 @@ from importlib.metadata import version
 from typing import Any, Final, Self, TypeVar
 
 import psycopg
-from psycopg import generators
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq.abc import PGresult
 
 from rooms.db.connection import CONNECTION_LOST, SESSION_ENDED, Connection, connect
+from rooms.db.prepared import PreparedStatements
 from rooms.db.statement_parts import session_lives
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.errors import StorageRefusedError, StorageUnavailableError
@@ -123,10 +123,10 @@ class LogWriter:
         self._lock_timeout_ms = lock_timeout_ms
         self._durable = durable
         self._isolated = isolated
-        self._prepared: dict[str, bytes] = {}
         self._host = socket.gethostname()
         self._version = version("rooms")
         self._connection: Connection | None = None
+        self._prepared: PreparedStatements | None = None
         self._lock = asyncio.Lock()
         self._next_seq = 1
         self.id = 0
@@ -171,15 +171,23 @@ class LogWriter:
         nothing was written, and the statement may be tried later. Other psycopg errors are bugs and
         are not translated.
         """
+        rows = await self._run(statement, parameters, self._execute)
+        return [row[1:] for row in rows if _has_values(row)]
+
+    async def run_whole(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Run a statement as `run` does, and return all its rows with their first column.
+
+        For many rows that saves a copy of each.
+        """
         return await self._run(statement, parameters, self._execute)
 
     async def run_isolated(
         self, statement: str, parameters: Sequence[Any] | dict[str, Any]
     ) -> list[tuple[Any, ...]]:
         """Run a statement as `run` of an isolated writer does, even if this one is not isolated."""
-        return await self._run(
-            statement, parameters, self._execute if self._isolated else self._execute_isolated
-        )
+        execute = self._execute if self._isolated else self._execute_isolated
+        rows = await self._run(statement, parameters, execute)
+        return [row[1:] for row in rows if _has_values(row)]
 
     async def _run(
         self,
@@ -204,7 +212,7 @@ class LogWriter:
                 connection, lambda: execute(connection, statement, parameters)
             )
             self._next_seq += int(rows[0][0])
-            return [row[1:] for row in rows if _has_values(row)]
+            return rows
 
     async def run_packed(
         self, statement: str, values: Sequence[bytes]
@@ -249,25 +257,10 @@ class LogWriter:
 
     async def _execute_packed(
         self, connection: Connection, statement: str, values: Sequence[bytes]
-    ) -> Any:
-        pgconn = connection.pgconn
-        name = self._prepared.get(statement)
-        if name is None:
-            name = f"packed_{len(self._prepared)}".encode()
-            pgconn.send_prepare(name, statement.encode())
-            self._check_results(await connection.wait(generators.execute(pgconn)))
-            self._prepared[statement] = name
-        pgconn.send_query_prepared(
-            name, values, [Format.BINARY] * len(values), result_format=Format.BINARY
-        )
-        return self._check_results(await connection.wait(generators.execute(pgconn)))
-
-    def _check_results(self, results: Sequence[Any]) -> Any:
-        # The rows come before the commit does, so an error may still follow them.
-        for result in results:
-            if result.status not in {ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK}:
-                raise psycopg.errors.error_from_result(result)
-        return results[0]
+    ) -> PGresult:
+        if self._prepared is None:
+            self._prepared = PreparedStatements(connection)
+        return await self._prepared.run(statement, values)
 
     async def _retry_on_conflict(
         self, connection: Connection, work: Callable[[], Awaitable[_T]]
@@ -301,7 +294,7 @@ class LogWriter:
             raise
 
     async def _open(self) -> Connection:
-        self._prepared = {}
+        self._prepared = None
         try:
             async with AsyncExitStack() as stack:
                 connection = await connect(self._url, name=session_name(self._kind))

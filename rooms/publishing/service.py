@@ -147,13 +147,14 @@ class _AfterCommit:
 
     def __call__(self, group: Sequence[InsertRows]) -> None:
         self._write_check.committed()
-        now_s, count, has_push = self._clock.monotonic(), 0, False
+        now_s, count, push_count = self._clock.monotonic(), 0, 0
         latencies_s: list[float] = []
         queued: set[SubscriptionId] = set()
         for rows in group:
             count += len(rows.messages)
             latencies_s.append(now_s - rows.started_s)
-            has_push = has_push or rows.has_push
+            if rows.has_push:
+                push_count += rows.row_count - len(rows.messages)
             if rows.pull_subscriptions:
                 queued |= rows.pull_subscriptions
             for wait_ms, pulls in rows.due_soon:
@@ -161,8 +162,8 @@ class _AfterCommit:
                 delay_s = 0 if self._uses_relay else wait_ms / 1000
                 self._loop.call_later(delay_s, self._notify_pulls, pulls)
         self._publish_metrics.count_accepted(count, latencies_s)
-        if has_push:
-            self._notifier.notify_queued(count=count)
+        if push_count:
+            self._notifier.notify_queued(count=push_count)
         for subscription in queued:
             self._notifier.notify_queued(subscription, count=count)
 

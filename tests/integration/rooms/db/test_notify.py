@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from typing import cast
 
 import psycopg
@@ -47,18 +48,66 @@ async def test_unsent_notifications_go_out_on_the_next_connection(database: str)
         )
 
 
-async def test_unsent_names_are_sent_together_with_later_ones(database: str) -> None:
+class _Sent:
+    """Stands for the prepared statements: the first `failures` sends break their connection, each while a name comes."""
+
+    def __init__(self, signals: Notifier, failures: int = 0) -> None:
+        self._signals = signals
+        self._failures = failures
+        self.payloads: list[tuple[str, str]] = []
+
+    async def run(self, _statement: str, values: tuple[bytes, bytes]) -> None:
+        channel = values[0].decode()
+        await asyncio.sleep(0.001)
+        if self._failures:
+            self._failures -= 1
+            self._signals.notify(Channel(channel), f"late{self._failures}")
+            raise psycopg.OperationalError("the connection broke")
+        self.payloads.append((channel, values[1].decode(errors="replace")))
+
+    async def has(self, name: str) -> bool:
+        return any(name in payload for _, payload in self.payloads)
+
+
+async def test_unsent_names_are_sent_together_with_later_ones(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     signals = Notifier(database)
-    signals.notify(Channel.PULL, "early")
-    signals.notify(Channel.PUSH)
-    unsent, signals._pending = signals._pending, {}
-    signals._wake.clear()
-    signals.notify(Channel.PULL, "late")
-    signals._wake.clear()
-    signals._requeue(unsent)
-    sent = {channel: names.payloads() for channel, names in signals._pending.items()}
-    assert sent == {Channel.PULL: ["early,late"], Channel.PUSH: [""]}
-    assert signals._wake.is_set()
+    sent = _Sent(signals, failures=2)
+    monkeypatch.setattr(notify, "PreparedStatements", lambda _connection: sent)
+    monkeypatch.setattr(notify, "_RETRY_S", 0.01)
+    async with signals:
+        signals.notify(Channel.PULL, "early")
+        await until(lambda: sent.has("early"), "the names that were not sent before")
+    ((channel, payload),) = sent.payloads
+    assert channel == Channel.PULL
+    assert sorted(name for name in ("early", "late0", "late1") if name in payload) == [
+        "early",
+        "late0",
+        "late1",
+    ]
+
+
+async def test_names_that_come_while_others_are_sent_are_collected(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wake-up costs every process that listens; and another channel does not wait for this one's pause."""
+    signals = Notifier(database)
+    sent = _Sent(signals)
+    monkeypatch.setattr(notify, "PreparedStatements", lambda _connection: sent)
+    async with signals:
+        began = time.monotonic()
+        for number in range(1000):
+            signals.notify(Channel.PULL, f"n{number:04}", count=1000)
+            await asyncio.sleep(0)
+        await until(lambda: sent.has("n0999"), "the last name")
+        took_s = time.monotonic() - began
+        signals.notify(Channel.CONFIG, "room")
+        await until(lambda: sent.has("room"), "a wake-up of another channel")
+    pulls = [payload for channel, payload in sent.payloads if channel == Channel.PULL]
+    assert len(pulls) <= 2 + took_s / notify.LINGER_S * 2, "names that come meanwhile go together"
+    whole = "".join(pulls)
+    assert all(whole.count(f"n{number:04}") == 1 for number in range(1000))
 
 
 @pytest.mark.parametrize("count", [151, MAX_OF_ROOM, MAX_OF_ROOM + 1, MAX_NAMES + 1])
@@ -102,6 +151,10 @@ def _first_in_recovery(monkeypatch: pytest.MonkeyPatch, session: str) -> list[st
             self._connection = connection
 
         async def execute(self, *_: object) -> None:
+            raise _IN_RECOVERY
+
+        @property
+        def pgconn(self) -> object:
             raise _IN_RECOVERY
 
         async def close(self) -> None:
