@@ -118,6 +118,8 @@ class Endpoint:
 
     def hide_headers(self, result: AttemptResult) -> AttemptResult:
         """Return a result that repeats no value of the configured headers."""
+        if result.error is None and not self._hidden:
+            return result
         return redact(result, self._hidden)
 
     def headers(self, task: DeliveryTask, body: bytes, now_s: int) -> bytes:

@@ -118,13 +118,14 @@ class HttpSender:
                 connection = await self._connect(key, deadline, fresh=True)
                 await connection.exchange(request, deadline)
             now = self._clock()
-            status = connection.status
-            error, detail, retry_after = (
-                (None, "", None) if status in _SUCCESS else _classify_response(connection)
-            )
-            result = AttemptResult(
-                status, error, detail, connection.body_head, retry_after, (now - started) * 1000
-            )
+            status, latency_ms = connection.status, (now - started) * 1000
+            if status in _SUCCESS:
+                result = AttemptResult(status, None, "", connection.body_head, None, latency_ms)
+            else:
+                error, detail, retry_after = _classify_response(connection)
+                result = AttemptResult(
+                    status, error, detail, connection.body_head, retry_after, latency_ms
+                )
             self._pool.release(connection, now)
             return result
         except AttemptFailedError as failure:

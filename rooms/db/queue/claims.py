@@ -209,7 +209,7 @@ class Outbox:
             if excluded_organisations
             else {}
         )
-        rows = await self._writer.run(
+        rows = await self._writer.run_whole(
             _CLAIM_OF_OTHERS if others else _CLAIM,
             {
                 **others,
@@ -225,24 +225,25 @@ class Outbox:
         # A statement may wait, so its time is taken afterwards: no copy may seem to expire early.
         claimed_at = monotonic()
         last = rows.pop()
-        count = next((at for at, row in enumerate(rows) if row[0] is None), len(rows))
-        highest = {row[7]: row[8] for row in rows[count:] if row[7] is not None}
-        subscriptions = [row for row in rows[count:] if row[3] is not None]
-        versions = {row[3]: row[10] for row in subscriptions}
-        found = rows[count + len(highest) + len(versions) :]
-        messages = {row[2]: row[11:] for row in found}
-        identities = {row[2]: row[1] for row in found if row[1] is not None}
-        if missing := {row[2]: row[0] for row in rows[:count] if row[2] not in messages}:
-            for row in await self._load_older_messages(missing, rows[:count]):
+        count = next((at for at, row in enumerate(rows) if row[1] is None), len(rows))
+        claimed, others_found = rows[:count], rows[count:]
+        highest = {row[8]: row[9] for row in others_found if row[8] is not None}
+        subscriptions = [row for row in others_found if row[4] is not None]
+        versions = {row[4]: row[11] for row in subscriptions}
+        found = others_found[len(highest) + len(versions) :]
+        messages = {row[3]: row[12:] for row in found}
+        identities = {row[3]: row[2] for row in found if row[2] is not None}
+        if missing := {row[3]: row[1] for row in claimed if row[3] not in messages}:
+            for row in await self._load_older_messages(missing, claimed):
                 messages[row[0]] = row[2:]
                 if row[1] is not None:
                     identities[row[0]] = row[1]
         tasks: list[DeliveryTask] = []
         orphans: list[tuple[RoomId, DeliveryId]] = []
         kind = SubscriptionType.PUSH
-        for row in rows[:count]:
-            (room_id, delivery_id, message_id, subscription_id, generation, attempt, delay_ms,
-                priority, _, expires_at_ms, crash_count) = row[:11]  # fmt: skip
+        for row in claimed:
+            (_, room_id, delivery_id, message_id, subscription_id, generation, attempt, delay_ms,
+                priority, _, expires_at_ms, crash_count, _, _, _, _, _, _) = row  # fmt: skip
             message = messages.get(message_id)
             if message is None:
                 orphans.append((room_id, delivery_id))
@@ -280,23 +281,23 @@ class Outbox:
                 expires_ms = task.expires_ms
                 task.identity = parse_identity(identities.get(task.message_id), expires_ms)
                 if expires_ms is not None:
-                    task.expires_at = claimed_at + (expires_ms - last[8] / 1000) / 1000
-            await self._add_sequences(own, rows[:count])
+                    task.expires_at = claimed_at + (expires_ms - last[9] / 1000) / 1000
+            await self._add_sequences(own, claimed)
         if orphans:
             _log.error(
                 "%d deliveries are sidelined because their messages are gone; the first is %s",
                 len(orphans),
                 orphans[0][1],
             )
-            await self._sideline_orphans(orphans, rows[:count])
+            await self._sideline_orphans(orphans, claimed)
         return ClaimedBatch(
-            at_us=last[8],
-            xmin=last[9],
-            xmax=last[14],
+            at_us=last[9],
+            xmin=last[10],
+            xmax=last[15],
             highest_due_us=highest,
             row_count=count,
             tasks=tasks,
-            organisations={row[3]: row[11] for row in subscriptions},
+            organisations={row[4]: row[12] for row in subscriptions},
         )
 
     async def _load_older_messages(
@@ -312,7 +313,7 @@ class Outbox:
                 {"room": literal_array(missing.values()), "id": literal_array(missing)},
             )
         except StorageRefusedError:
-            await self._release_rows([row[0] for row in claimed], [row[1] for row in claimed])
+            await self._release_rows([row[1] for row in claimed], [row[2] for row in claimed])
             raise
 
     async def _add_sequences(
@@ -322,7 +323,7 @@ class Outbox:
         try:
             await add_sequences(self._writer, tasks)
         except StorageRefusedError:
-            await self._release_rows([row[0] for row in claimed], [row[1] for row in claimed])
+            await self._release_rows([row[1] for row in claimed], [row[2] for row in claimed])
             raise
 
     async def _sideline_orphans(
@@ -332,7 +333,7 @@ class Outbox:
         try:
             await sideline_without_message(self._writer, orphans)
         except StorageRefusedError:
-            await self._release_rows([row[0] for row in claimed], [row[1] for row in claimed])
+            await self._release_rows([row[1] for row in claimed], [row[2] for row in claimed])
             raise
 
     async def release(self, tasks: Sequence[DeliveryTask]) -> None:

@@ -177,6 +177,9 @@ FROM (SELECT) one LEFT JOIN (
 ) p ON true
 """  # noqa: S608 - constants of this package
 
+# Many installations have none, and the large statement takes longer to find that out.
+_ANY_KEY: Final = "SELECT 0, EXISTS (SELECT FROM ordered_keys)"
+
 _ADVANCE: Final = f"""
 WITH gone AS MATERIALIZED (
     SELECT v.room_id, v.id FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id) WHERE EXISTS (
@@ -268,6 +271,8 @@ class OrderingQueries:
 
         Repeating the call changes nothing.
         """
+        if after is None and not (await self._writer.run(_ANY_KEY, {}))[0][0]:
+            return RepairedPage(repaired=0, advanced=frozenset(), unordered=frozenset(), last=None)
         room, subscription, key = after or (0, "00000000-0000-0000-0000-000000000000", b"")
         rows = await self._writer.run(
             _REPAIR, {"room": room, "subscription": subscription, "key": key, "limit": limit}

@@ -30,10 +30,17 @@ class Watched(LogWriter):
     async def run(
         self, statement: str, parameters: Sequence[Any] | dict[str, Any]
     ) -> list[tuple[Any, ...]]:
+        self.record(statement)
+        return await super().run(statement, parameters)
+
+    async def run_whole(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        self.record(statement)
+        return await super().run_whole(statement, parameters)
+
+    def record(self, statement: str) -> None:
         self.asked.append(statement)
         if statement == self.refused:
             raise StorageRefusedError("not now")
-        return await super().run(statement, parameters)
 
 
 async def of_day(installation: Installation, days: int) -> DeliveryTask:
@@ -172,10 +179,8 @@ class Slow(LogWriter):
 
     now_s: float = 1000.0
 
-    async def run(
-        self, statement: str, parameters: Sequence[Any] | dict[str, Any]
-    ) -> list[tuple[Any, ...]]:
-        found = await super().run(statement, parameters)
+    async def run_whole(self, statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        found = await super().run_whole(statement, parameters)
         self.now_s += 8
         return found
 
