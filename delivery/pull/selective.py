@@ -13,6 +13,7 @@ outdated ones are settled, the others go back.
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from delivery.brokers.bounded_reads import read_batches
 from delivery.pull.target import PullSelection, PullTarget, Selector, access_error
@@ -30,7 +31,7 @@ from rooms.db.leases.scan import (
 )
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import RoomsError
 from rooms.outages import OUTAGES
@@ -198,7 +199,7 @@ def _as_copy(key: PullTarget, found: ScannedMessage) -> DeliveryTask:
 
 
 class StaleCopyDrain:
-    """Drain outdated copies from queues."""
+    """Drain outdated copies from queues, those of one organisation one after another."""
 
     def __init__(self, broker: Broker, writer: LogWriter) -> None:
         self._broker = broker
@@ -206,6 +207,12 @@ class StaleCopyDrain:
         self._loop = asyncio.get_running_loop()
         self._timers: dict[PullTarget, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: WeakValueDictionary[OrganisationId, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a queue is drained, or waits for it."""
+        return bool(self._timers or self._tasks)
 
     def schedule(self, key: PullTarget) -> None:
         """Drain this queue after a while, because it has outdated copies."""
@@ -222,8 +229,13 @@ class StaleCopyDrain:
             await asyncio.wait(self._tasks)
 
     async def drain_once(self, key: PullTarget) -> int:
-        """Settle outdated copies among the first ones of a queue; return how many there were."""
+        """Settle outdated copies among the first ones of a queue; return how many there were.
+
+        A queue that is gone has none: it would look as if the broker were away.
+        """
         settled = 0
+        if not await self._broker.depth(key.subscription):
+            return settled
         consumer = self._broker.consume(credit=DRAIN_CREDIT, subscription=key.subscription)
         async with consumer:
             async for copies in read_batches(consumer, quiet_s=QUIET_S, within_s=DRAIN_MAX_S):
@@ -239,8 +251,11 @@ class StaleCopyDrain:
         task.add_done_callback(self._tasks.discard)
 
     async def _drain_and_report(self, key: PullTarget) -> None:
+        # Each drain is a connection to the broker, and withholds copies from other consumers.
+        turn = self._turns.setdefault(key.organisation, asyncio.Lock())
         try:
-            await self.drain_once(key)
+            async with turn:
+                await self.drain_once(key)
         except RoomsError as exc:
             OUTAGES.record_failure(exc, _DRAIN_OUTAGE)
             self.schedule(key)
