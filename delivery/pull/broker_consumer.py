@@ -153,6 +153,12 @@ class BrokerConsumer:
             self._closing = True
             self.task.cancel()
 
+    def give_back(self) -> None:
+        """Close at once: its copies go back, and come again to the next consumer of the queue."""
+        if not self.task.done():
+            self.close()
+            self._owner.on_end(self)
+
     def _send(self, message: Coroutine[Any, Any, None]) -> None:
         async def send() -> None:
             with suppress(BrokerUnavailableError):

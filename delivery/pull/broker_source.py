@@ -57,7 +57,7 @@ OnOrphans = Callable[[int, int], None]
 class UnleasableHandler:
     """Settle copies that cannot be leased, after recording them.
 
-    What fails comes again when its consumer has closed.
+    What fails comes again, because its consumer is closed then.
     """
 
     def __init__(self, writer: LogWriter, on_orphans: OnOrphans) -> None:
@@ -73,13 +73,13 @@ class UnleasableHandler:
         delivery whose message is missing is sidelined. A copy that is not due yet by PostgreSQL's
         clock is offered again when it is due.
         """
-        self._spawn(self._settle_unleased(consumer, copies))
+        self._spawn(consumer, self._settle_unleased(consumer, copies))
 
     def handle_malformed(
         self, consumer: BrokerConsumer, messages: Sequence[MalformedMessage]
     ) -> None:
         """Sideline the deliveries that wait for these messages, where they can be identified."""
-        self._spawn(self._sideline_malformed(consumer, messages))
+        self._spawn(consumer, self._sideline_malformed(consumer, messages))
 
     async def close(self) -> None:
         """Wait until the work under way has ended."""
@@ -119,12 +119,13 @@ class UnleasableHandler:
         self._on_orphans(sidelined, len(messages) - sidelined)
         consumer.discard(messages)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, consumer: BrokerConsumer, work: Coroutine[Any, Any, None]) -> None:
         async def run() -> None:
             try:
                 await work
             except RoomsError as exc:
                 OUTAGES.record_failure(exc, _SETTLE_OUTAGE)
+                consumer.give_back()  # polls that never end would keep it open, and these copies
             else:
                 OUTAGES.record_success(_SETTLE_OUTAGE)
 

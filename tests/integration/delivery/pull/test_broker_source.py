@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
 import pytest
 
 from rooms.db.notify import Channel
+from rooms.db.queue.broker_claims import BrokerClaims, ClaimStatus, DeliveryVersion
+from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import OrganisationId
 from rooms.errors import (
     BrokerUnavailableError,
@@ -460,3 +462,33 @@ async def test_leaving_gives_everything_back(database: str, broker: MemoryBroker
         queue = counter.queue
     assert await poll == []
     assert broker.takers(queue) == 0
+
+
+async def test_copies_whose_inspection_failed_are_leased_while_polls_wait(
+    counter: Counter, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL refuses the statement that looks why a copy could not be leased.
+
+    Oracle: the copy goes back, and the poll that waits all the time gets it when it is due.
+    """
+    await counter.publish("known")
+    assert [message["payload"] for message in await counter.pull()] == ["known"]
+    refusals: list[int] = []
+    inspect = BrokerClaims.inspect
+
+    async def refuse_once(
+        claims: BrokerClaims, tasks: Sequence[DeliveryTask]
+    ) -> Mapping[DeliveryVersion, ClaimStatus]:
+        if not refusals:
+            refusals.append(len(tasks))
+            counter.house.run("UPDATE outbox SET due_at = now()")
+            raise StorageRefusedError("a lock was not given in time")
+        return await inspect(claims, tasks)
+
+    monkeypatch.setattr(BrokerClaims, "inspect", refuse_once)
+    await counter.publish("early")
+    counter.house.run("UPDATE outbox SET due_at = now() + interval '1 hour'")
+    async with asyncio.timeout(LONG_MS / 2000):
+        assert [message["payload"] for message in await waiting(counter)] == ["early"]
+    assert refusals == [1]
+    await depth(counter, 0)
