@@ -15,6 +15,7 @@ import pytest
 from delivery.brokers import open_broker
 from delivery.brokers.artemis.frames import Frame, FrameParser, encode, header
 from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import SubscriptionId
 from rooms.errors import BrokerUnavailableError
 from rooms.ports import Broker, RejectedTask
 from tests.faults.test_stomp import Maker
@@ -40,6 +41,11 @@ class Scripted:
         self.taken: list[str] = []
         self.beats = 0
         """The number of heart-beats that clients sent."""
+        self.hangs = False
+        """True: greet no new client."""
+        self.hung = 0
+        """The number of clients that got no greeting."""
+        self.greeted = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -66,6 +72,10 @@ class Scripted:
     def _answer(self, frame: Frame, writer: asyncio.StreamWriter) -> bool:
         """Return whether the server goes on."""
         if frame.command == b"CONNECT":
+            if self.hangs:
+                self.hung += 1
+                return True
+            self.greeted += 1
             writer.write(encode("CONNECTED", {"version": "1.2", "heart-beat": "0,100"}))
             return True
         delivery = (header(frame.head, b"rooms-delivery-id") or b"").decode()
@@ -157,3 +167,38 @@ async def test_an_idle_connection_sends_heart_beats() -> None:
             return scripted.beats >= 3
 
         await until(beaten, "three beats")
+
+
+async def test_queues_that_are_slow_to_open_delay_nothing_else() -> None:
+    """The broker greets none of a hundred pulls, whose clients then leave, and it recovers.
+
+    Oracle: meanwhile the relay and workers connect at once, and so do other threads of the process.
+    No connection is made for those that have left before their turn.
+    """
+    scripted = Scripted()
+    maker = Maker()
+    subscriptions = [maker.subscription() for _ in range(100)]
+    async with talking(scripted, "heartbeat_ms=30000&connect_timeout_ms=3000") as broker:
+
+        async def consume(subscription: SubscriptionId) -> None:
+            async with broker.consume(credit=1, subscription=subscription):
+                pass
+
+        scripted.hangs = True
+        opening = [asyncio.create_task(consume(subscription)) for subscription in subscriptions]
+
+        async def hanging() -> bool:
+            return scripted.hung >= 4
+
+        await until(hanging, "pulls that get no greeting")
+        scripted.hangs = False
+        async with asyncio.timeout(1.5):
+            assert await broker.depth(None) == 5
+            assert await asyncio.to_thread(lambda: True)
+        for task in opening:
+            task.cancel()
+        await asyncio.wait(opening)
+        assert scripted.hung < len(opening)
+        async with broker.consume(credit=1, subscription=subscriptions[0]):
+            pass
+        assert scripted.greeted == 2

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -51,6 +52,10 @@ _log = logging.getLogger(__name__)
 _FRAMES_PER_WRITE: Final = 64
 """The number of frames that are joined to one write."""
 _SENTINEL_POLL_S: Final = 0.01
+_OPENERS: Final = 4
+"""Threads that open the connections of this process: to send, to manage, to consume PUSH."""
+_QUEUE_OPENERS: Final = 8
+"""Threads that open the queues of tenants. A broker that does not answer holds each for seconds."""
 _BYTES_PER_RECEIPT: Final = 4 * 1024 * 1024
 _TRANSIENT_CODES: Final = (
     "AMQ229119",
@@ -82,6 +87,8 @@ class ArtemisBroker:
         self._queue_names: Final = QueueNames(farm, client)
         self._timeout_s: Final = self._url.receipt_timeout_ms / 1000
         self._io_thread = SocketThread("rooms broker")
+        self._openers = ThreadPoolExecutor(_OPENERS, "rooms broker opener")
+        self._queue_openers = ThreadPoolExecutor(_QUEUE_OPENERS, "rooms queue opener")
         self._decoders: Final = {kind: CopyDecoder(kind) for kind in SubscriptionType}
         self._management = ManagementClient(
             reply_address=self._queue_names.reply_address, timeout_s=self._timeout_s
@@ -111,6 +118,8 @@ class ArtemisBroker:
             if self._send_connection is not None:
                 await self._send_connection.disconnect()
             self._management.close()
+        for openers in (self._openers, self._queue_openers):
+            openers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._io_thread.stop)
 
     async def create_queues(self, subscriptions: Sequence[SubscriptionId]) -> None:
@@ -199,7 +208,7 @@ class ArtemisBroker:
         """Consume the copies of a queue."""
         push = subscription is None
         return ArtemisConsumer(
-            self._connect,
+            self._connect if push else self._connect_queue,
             self._queue_names.push
             if subscription is None
             else self._queue_names.pull(subscription),
@@ -384,13 +393,16 @@ class ArtemisBroker:
         on_messages: Callable[[Any], None] | None = None,
         on_end: Callable[[], None] | None = None,
         fast_decode: FastDecode[Any] | None = None,
+        *,
+        openers: ThreadPoolExecutor | None = None,
     ) -> BrokerConnection:
         if not self._is_open:
             raise BrokerUnavailableError("this adapter is closed")
-        opening = asyncio.ensure_future(asyncio.to_thread(handshake, self._url, fast_decode))
+        opening = (openers or self._openers).submit(handshake, self._url, fast_decode)
         try:
-            opened = await asyncio.shield(opening)
+            opened = await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
+            opening.cancel()  # if its turn has not come, it never connects
             opening.add_done_callback(_close_unused)
             raise
         except (OSError, ProtocolError, ValueError) as exc:
@@ -409,12 +421,23 @@ class ArtemisBroker:
         )
         return connection
 
+    async def _connect_queue(
+        self,
+        decode: Callable[[list[Any]], Any],
+        on_messages: Callable[[Any], None],
+        on_end: Callable[[], None],
+        fast_decode: FastDecode[Any],
+    ) -> BrokerConnection:
+        return await self._connect(
+            decode, on_messages, on_end, fast_decode, openers=self._queue_openers
+        )
+
 
 async def _no_operation(_management: ManagementClient) -> None:
     """Do nothing; the caller only needs the queues to be there."""
 
 
-def _close_unused(opening: "asyncio.Future[OpenedSocket]") -> None:
+def _close_unused(opening: "Future[OpenedSocket]") -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().connection.close()
 
