@@ -3,11 +3,12 @@
 While a statement is under way, requests that arrive share the next one. After a statement that
 served several consumers, the next one waits a moment for as many. Exclusive queues share no
 statement. One statement for them runs at a time, beside the others, so neither wait for the other
-kind; their tenants take turns.
+kind. Tenants take turns, among the exclusive queues and among all others.
 """
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Final, Generic
 
@@ -30,8 +31,8 @@ MAX_QUEUES: Final = 16
 _BatchItem = tuple[WaitQueue[Key, Message], LeaseRequest[Key]]
 
 
-class _ExclusiveQueues(Generic[Key, Message]):
-    """Hold exclusive queues that wait for a statement, in their order; tenants take turns."""
+class _QueuesInTurn(Generic[Key, Message]):
+    """Hold queues that wait for a statement, each tenant's in their order; tenants take turns."""
 
     def __init__(self) -> None:
         self._by_tenant: dict[Hashable, dict[WaitQueue[Key, Message], None]] = {}
@@ -40,26 +41,32 @@ class _ExclusiveQueues(Generic[Key, Message]):
         return bool(self._by_tenant)
 
     def __contains__(self, queue: WaitQueue[Key, Message]) -> bool:
-        return queue in self._by_tenant.get(queue.exclusive_tenant, ())
+        return queue in self._by_tenant.get(queue.tenant, ())
 
-    def __iter__(self) -> Iterator[WaitQueue[Key, Message]]:
-        return (queue for own in self._by_tenant.values() for queue in own)
+    def in_turn(self) -> Iterator[WaitQueue[Key, Message]]:
+        """Yield the first queue of each tenant, then the second, …; each may be taken meanwhile."""
+        waiting = deque(iter(list(own)) for own in self._by_tenant.values())
+        while waiting:
+            queue = next(own := waiting.popleft(), None)
+            if queue is not None:
+                yield queue
+                waiting.append(own)
 
     def add(self, queue: WaitQueue[Key, Message]) -> None:
-        self._by_tenant.setdefault(queue.exclusive_tenant, {})[queue] = None
+        self._by_tenant.setdefault(queue.tenant, {})[queue] = None
 
     def remove(self, queue: WaitQueue[Key, Message]) -> None:
-        own = self._by_tenant[queue.exclusive_tenant]
+        own = self._by_tenant[queue.tenant]
         del own[queue]
         if not own:
-            del self._by_tenant[queue.exclusive_tenant]
+            del self._by_tenant[queue.tenant]
 
     def take(self, queue: WaitQueue[Key, Message]) -> None:
         """Remove a queue whose turn it is; that of its tenant's next one is after all others."""
-        own = self._by_tenant.pop(queue.exclusive_tenant)
+        own = self._by_tenant.pop(queue.tenant)
         del own[queue]
         if own:
-            self._by_tenant[queue.exclusive_tenant] = own
+            self._by_tenant[queue.tenant] = own
 
     def clear(self) -> None:
         self._by_tenant.clear()
@@ -68,8 +75,8 @@ class _ExclusiveQueues(Generic[Key, Message]):
 class LeaseBatcher(Generic[Key, Message]):
     """Call `acquire`, share out its results, and pass each queue's outcome to `on_outcome`.
 
-    At most `max_in_flight` statements run at a time, and one for exclusive queues: those with an
-    `exclusive_tenant`. While a queue must wait for others of its group, it is not leased for.
+    At most `max_in_flight` statements run at a time, and one for exclusive queues. While a queue
+    must wait for others of its group, it is not leased for.
     """
 
     def __init__(
@@ -84,8 +91,8 @@ class LeaseBatcher(Generic[Key, Message]):
         self._on_outcome = on_outcome
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
-        self._queued: dict[WaitQueue[Key, Message], None] = {}
-        self._exclusive: _ExclusiveQueues[Key, Message] = _ExclusiveQueues()
+        self._queued: _QueuesInTurn[Key, Message] = _QueuesInTurn()
+        self._exclusive: _QueuesInTurn[Key, Message] = _QueuesInTurn()
         self._running: set[asyncio.Task[None]] = set()
         self._exclusive_task: asyncio.Task[None] | None = None
         """One of those running."""
@@ -110,25 +117,22 @@ class LeaseBatcher(Generic[Key, Message]):
 
     def add(self, queue: WaitQueue[Key, Message]) -> None:
         """Queue a statement for this queue, which needs one."""
-        if queue.exclusive_tenant is None:
-            self._queued[queue] = None
-        else:
-            self._exclusive.add(queue)
+        self._waiting_with(queue).add(queue)
         self._schedule_start()
 
     def is_queued(self, queue: WaitQueue[Key, Message]) -> bool:
         """Return whether it waits for a statement."""
-        return queue in (self._queued if queue.exclusive_tenant is None else self._exclusive)
+        return queue in self._waiting_with(queue)
 
     def discard(self, queue: WaitQueue[Key, Message]) -> None:
         """Remove it from those that wait for a statement, as it needs none any more."""
         if not self.is_queued(queue):
             return
-        if queue.exclusive_tenant is None:
-            del self._queued[queue]
-        else:
-            self._exclusive.remove(queue)
+        self._waiting_with(queue).remove(queue)
         self._schedule_start()  # another one may have had to wait for it
+
+    def _waiting_with(self, queue: WaitQueue[Key, Message]) -> _QueuesInTurn[Key, Message]:
+        return self._exclusive if queue.exclusive else self._queued
 
     def _schedule_start(self) -> None:
         if self._arrived >= self._last_served:
@@ -164,7 +168,7 @@ class LeaseBatcher(Generic[Key, Message]):
             self._schedule_start()
 
     def _next_exclusive(self) -> WaitQueue[Key, Message] | None:
-        for queue in self._exclusive:
+        for queue in self._exclusive.in_turn():
             if not queue.group.must_wait(queue):
                 self._exclusive.take(queue)
                 return queue
@@ -173,13 +177,13 @@ class LeaseBatcher(Generic[Key, Message]):
     def _next_batch(self) -> list[_BatchItem[Key, Message]]:
         batch: list[_BatchItem[Key, Message]] = []
         total = 0
-        for queue in list(self._queued):
+        for queue in self._queued.in_turn():
             if queue.group.must_wait(queue):
                 continue
             max_messages = queue.select_consumers()
             if batch and total + max_messages > MAX_BATCH_MESSAGES:
                 break
-            del self._queued[queue]
+            self._queued.take(queue)
             batch.append(self._begin_queue(queue, max_messages))
             total += max_messages
             if len(batch) == MAX_QUEUES:

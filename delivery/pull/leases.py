@@ -1,8 +1,8 @@
 """Settle, return and extend leases, and report what became of each.
 
 Acks that arrive while a statement is under way share the next one. There is one statement at a
-time, in order of arrival. Consumers that got their messages together send their acks at about the
-same time. So after a statement with several requests, the next one waits a moment for as many.
+time, in turns of organisations. Consumers that got their messages together send their acks at about
+the same time. So after a statement with several requests, the next one waits a moment for as many.
 """
 
 import asyncio
@@ -13,11 +13,12 @@ from enum import StrEnum
 from typing import Final, Generic, Self, TypeVar
 from uuid import UUID
 
+from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.requests import Lease
 from delivery.pull.target import PullTarget, access_error
 from rooms.db.leases.ack import ack
 from rooms.db.leases.acquire import SubscriptionAccess
-from rooms.db.leases.release import LeaseQueries, UnsettledDelivery
+from rooms.db.leases.release import UnsettledDelivery
 from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, SubscriptionId
@@ -54,12 +55,23 @@ class _PendingAck(Generic[TargetT]):
 
 
 class AckBatcher(Generic[TargetT]):
-    """Group ack requests for `finish`. Leaving the context finishes what was handed over."""
+    """Group ack requests for `finish`. Leaving the context finishes what was handed over.
 
-    def __init__(self, finish: FinishBatch[TargetT]) -> None:
+    Tenants take turns, one request each.
+    """
+
+    def __init__(
+        self,
+        finish: FinishBatch[TargetT],
+        *,
+        tenant: Callable[[TargetT], Hashable] = lambda _: None,
+    ) -> None:
         self._finish = finish
+        self._tenant = tenant
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_PendingAck[TargetT]] = deque()
+        self._waiting: dict[Hashable, deque[_PendingAck[TargetT]]] = {}
+        """By tenant, in the order of their turns."""
+        self._waiting_count = 0
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._batch_ready = asyncio.Event()
@@ -80,10 +92,11 @@ class AckBatcher(Generic[TargetT]):
         if self._closing:
             raise StorageRefusedError("acknowledging is shutting down")
         request = _PendingAck(key, leases, self._loop.create_future())
-        self._waiting.append(request)
+        self._waiting.setdefault(self._tenant(key), deque()).append(request)
+        self._waiting_count += 1
         if self._task is None:
             self._task = self._loop.create_task(self._run())
-        elif len(self._waiting) >= self._last_batch_size:
+        elif self._waiting_count >= self._last_batch_size:
             self._batch_ready.set()
         return await request.future
 
@@ -102,11 +115,11 @@ class AckBatcher(Generic[TargetT]):
             for request in group:
                 if not request.future.done():
                     request.future.set_result(found[request.key])
-            self._last_batch_size = len(group) + len(self._waiting)
+            self._last_batch_size = len(group) + self._waiting_count
         self._task = None
 
     async def _linger(self) -> None:
-        if len(self._waiting) >= self._last_batch_size or self._closing:
+        if self._waiting_count >= self._last_batch_size or self._closing:
             return
         self._batch_ready.clear()
         timer = self._loop.call_later(LINGER_S, self._batch_ready.set)
@@ -116,10 +129,17 @@ class AckBatcher(Generic[TargetT]):
     def _next_batch(self) -> list[_PendingAck[TargetT]]:
         group: list[_PendingAck[TargetT]] = []
         total = 0
-        while self._waiting and (not group or total + len(self._waiting[0].leases) <= MAX_LEASES):
-            request = self._waiting.popleft()
+        while self._waiting:
+            tenant, own = next(iter(self._waiting.items()))
+            if group and total + len(own[0].leases) > MAX_LEASES:
+                break
+            request = own.popleft()
             total += len(request.leases)
             group.append(request)
+            del self._waiting[tenant]
+            if own:
+                self._waiting[tenant] = own  # after all others
+        self._waiting_count -= len(group)
         return group
 
 
@@ -148,7 +168,7 @@ class LeaseService:
         self,
         *,
         ack_writer: LogWriter,
-        lease_store: LeaseQueries,
+        lease_store: LeaseStatements,
         on_next_released: Callable[[SubscriptionId], None] | None = None,
     ) -> None:
         """Call `on_next_released` for subscriptions in which an ack released a next message."""
@@ -156,7 +176,9 @@ class LeaseService:
         self._on_next_released = on_next_released
         self._ordered_subscriptions: set[SubscriptionId] = set()
         self._lease_store = lease_store
-        self._batcher: AckBatcher[PullTarget] = AckBatcher(self._ack_batch)
+        self._batcher: AckBatcher[PullTarget] = AckBatcher(
+            self._ack_batch, tenant=lambda key: key.organisation
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,9 +212,7 @@ class LeaseService:
 
         async def give_back(pending: Sequence[Lease]) -> tuple[SubscriptionAccess, frozenset[int]]:
             nonlocal any_queued
-            access, updated, queued = await self._lease_store.nack(
-                key.room, key.subscription, key.organisation, pending, delay_ms=delay_ms
-            )
+            access, updated, queued = await self._lease_store.nack(key, pending, delay_ms=delay_ms)
             any_queued |= queued
             return access, updated
 
@@ -206,9 +226,7 @@ class LeaseService:
         """Set leases to end `lease_ms` from now, later or sooner than before."""
 
         async def extend(pending: Sequence[Lease]) -> tuple[SubscriptionAccess, frozenset[int]]:
-            return await self._lease_store.extend(
-                key.room, key.subscription, key.organisation, pending, lease_ms=lease_ms
-            )
+            return await self._lease_store.extend(key, pending, lease_ms=lease_ms)
 
         return await self._settle(key, leases, LeaseStatus.EXTENDED, _update_leases(key, extend))
 
@@ -226,7 +244,8 @@ class LeaseService:
             if not pending:
                 return results
             found = await self._lease_store.inspect(
-                [(key.room, key.subscription, delivery) for delivery, _ in pending]
+                [(key.room, key.subscription, delivery) for delivery, _ in pending],
+                organisation=key.organisation,
             )
             statuses = [
                 _failure_status(lease, found.get(index), done)

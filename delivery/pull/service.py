@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 from delivery.pull.access import AccessMonitor, CheckKeys, Loss
 from delivery.pull.broker_source import BrokerSource
 from delivery.pull.dispatch import ConsumerState
+from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
 from delivery.pull.postgres_source import LeaseSource, Notify, PostgresSource
 from delivery.pull.quota import MAX_CONSUMERS, ConsumerQuota
@@ -89,7 +90,7 @@ class PullService:
         make_source: Callable[[Notify], LeaseSource],
         max_in_flight: int,
         lease_service: LeaseService,
-        lease_store: LeaseQueries,
+        lease_store: LeaseStatements,
         metrics: Metrics,
         on_requeued: Callable[[SubscriptionId], None],
         selective_leaser: SelectiveLeaser,
@@ -123,9 +124,8 @@ class PullService:
             give_back=self._give_back,
             on_empty=self._on_no_polls,
             max_in_flight=max_in_flight,
-            exclusive_tenant=lambda selection: (
-                None if selection.selector is None else selection.target.organisation
-            ),
+            tenant=lambda selection: selection.target.organisation,
+            exclusive=lambda selection: selection.selector is not None,
         )
         self._monitor = AccessMonitor(access_writer, check_keys)
         self.streams = Streams(
@@ -275,7 +275,7 @@ class PullService:
         try:
             return read(body)
         except PermanentError:
-            access = await self._lease_store.access(key.room, key.subscription, key.organisation)
+            access = await self._lease_store.access(key)
             if (error := access_error(access, key)) is not None:
                 raise error from None
             raise
@@ -360,7 +360,7 @@ class PullService:
     ) -> None:
         leases = [row[:2] for row in rows]
         try:
-            await end(key.room, key.subscription, key.organisation, leases)
+            await end(key, leases)
         except RoomsError as exc:
             OUTAGES.record_failure(exc, _RETURN_OUTAGE, count=len(leases))
         else:
@@ -437,7 +437,9 @@ async def open_pull_service(
         )
         for writer in (*lease_writers, ack_writer, update_writer, query_writer, access_writer):
             stack.push_async_callback(writer.close)
-        lease_store = LeaseQueries(update_writer)
+        lease_queries = LeaseQueries(update_writer)
+        lease_store = LeaseStatements(lease_queries)
+        stack.push_async_callback(lease_store.close)
         lease_service = await stack.enter_async_context(
             LeaseService(
                 ack_writer=ack_writer,
@@ -448,7 +450,7 @@ async def open_pull_service(
 
         def make_source(notify: Notify) -> LeaseSource:
             if broker is None:
-                return PostgresSource(lease_writers, lease_store, notify)
+                return PostgresSource(lease_writers, lease_queries, notify)
             return BrokerSource(
                 broker,
                 lease_writers=lease_writers,

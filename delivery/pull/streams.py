@@ -9,6 +9,7 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 from delivery.pull.access import AccessMonitor, WatchedConsumer
+from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
 from delivery.pull.quota import ConsumerQuota, stream_weight
 from delivery.pull.requests import (
@@ -21,7 +22,6 @@ from delivery.pull.requests import (
 )
 from delivery.pull.stream import EndReason, Peek, Stream, StreamBatch, StreamWaiters
 from delivery.pull.target import PullSelection, PullTarget, access_error, parse_target
-from rooms.db.leases.release import LeaseQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
@@ -48,7 +48,7 @@ class Streams:
         waiters: StreamWaiters,
         *,
         lease_service: LeaseService,
-        lease_store: LeaseQueries,
+        lease_store: LeaseStatements,
         query_writer: LogWriter,
         quota: ConsumerQuota,
         monitor: AccessMonitor,
@@ -108,7 +108,7 @@ class Streams:
         """Open a stream over these subscriptions; `close` it. NotFoundError, ConflictError."""
         keys = [parse_target(principal, subscription) for subscription in subscriptions]
         for key in keys:
-            access = await self._lease_store.access(key.room, key.subscription, key.organisation)
+            access = await self._lease_store.access(key)
             if (error := access_error(access, key)) is not None:
                 raise error
         selections = [PullSelection(key, request.selector) for key in keys]
@@ -228,7 +228,9 @@ class Streams:
         if forgotten:
             own = {(key.room, key.subscription): key for key in stream.targets}
             asked = [(room, delivery) for (delivery, _), room in forgotten.items()]
-            subscriptions = await self._lease_store.find_subscriptions(asked)
+            subscriptions = await self._lease_store.find_subscriptions(
+                asked, organisation=stream.targets[0].organisation
+            )
             for index, (lease, room) in enumerate(forgotten.items()):
                 subscription = subscriptions.get(index)
                 if subscription is not None and (room, subscription) in own:

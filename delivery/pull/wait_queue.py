@@ -120,7 +120,7 @@ class WaitQueue(Generic[Key, Message]):
         "broker_error",
         "busy",
         "dispatcher",
-        "exclusive_tenant",
+        "exclusive",
         "expired_polls",
         "group",
         "key",
@@ -130,6 +130,7 @@ class WaitQueue(Generic[Key, Message]):
         "piggybacked",
         "pulling_readers",
         "served_by_batch",
+        "tenant",
         "timer",
     )
 
@@ -139,13 +140,16 @@ class WaitQueue(Generic[Key, Message]):
         name: NotifyName,
         group: "NameGroup[WaitQueue[Key, Message]]",
         counts: MutableMapping[ConsumerState, int],
-        exclusive_tenant: Hashable | None,
+        *,
+        tenant: Hashable,
+        exclusive: bool,
     ) -> None:
-        """Belong to the group of its name. `exclusive_tenant`: see `LeaseBatcher`."""
+        """Belong to the group of its name. `tenant`, `exclusive`: see `LeaseBatcher`."""
         self.key = key
         self.name = name
         self.group = group
-        self.exclusive_tenant = exclusive_tenant
+        self.tenant = tenant
+        self.exclusive = exclusive
         self.dispatcher: Dispatcher[Consumer[Message]] = Dispatcher(
             notify_timeout_s=NOTIFY_TIMEOUT_S, total_counts=counts
         )

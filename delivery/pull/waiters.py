@@ -45,16 +45,18 @@ class Waiters(Generic[Key, Message]):
         give_back: GiveBack[Key, Message],
         on_empty: Callable[[Key], None],
         max_in_flight: int,
-        exclusive_tenant: Callable[[Key], Hashable | None] = lambda _: None,
+        tenant: Callable[[Key], Hashable] = lambda _: None,
+        exclusive: Callable[[Key], bool] = lambda _: False,
     ) -> None:
         """Index queues by `name`, which is what notifications carry; several keys may share one.
 
-        `on_empty` is called when no consumer is left in a queue. `exclusive_tenant`: see
+        `on_empty` is called when no consumer is left in a queue. `tenant`, `exclusive`: see
         `LeaseBatcher`.
         """
         self._on_empty = on_empty
         self._name = name
-        self._exclusive_tenant = exclusive_tenant
+        self._tenant = tenant
+        self._exclusive = exclusive
         self._give_back = give_back
         self._loop = asyncio.get_running_loop()
         self._queues: dict[Key, WaitQueue[Key, Message]] = {}
@@ -238,7 +240,14 @@ class Waiters(Generic[Key, Message]):
         if queue is None:
             name = self._name(key)
             group = self._groups.setdefault(name, NameGroup())
-            queue = WaitQueue(key, name, group, self._counts, self._exclusive_tenant(key))
+            queue = WaitQueue(
+                key,
+                name,
+                group,
+                self._counts,
+                tenant=self._tenant(key),
+                exclusive=self._exclusive(key),
+            )
             self._queues[key] = queue
             group.add(queue)
             for member in group if len(group) == 2 else ():  # noqa: PLR2004 - the first one had no other

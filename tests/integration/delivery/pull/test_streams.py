@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 
 from delivery.pull import stream as stream_module
@@ -16,6 +17,8 @@ from rooms.errors import StorageUnavailableError
 from tests.integration.delivery.pull.test_stream import batch, closing, opened
 from tests.support.publisher import House
 from tests.support.pull_service import PATIENCE_S, Counter, open_counter, until
+
+BLOCKED = "pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
 @pytest.fixture
@@ -258,3 +261,30 @@ async def test_browsers_of_two_organisations_take_turns(
         for stream in streams:
             stream.end(EndReason.SHUTDOWN)
         await asyncio.gather(*reading)
+
+
+async def test_a_stream_that_ends_while_it_nacks_ends_the_connection_of_no_other(
+    counter: Counter,
+) -> None:
+    """A socket's client sends a nack and leaves, so that its listener is cancelled.
+
+    Oracle: the nack is written, and the process goes on with the same session of PostgreSQL.
+    """
+    await counter.publish()
+    (message,) = await counter.pull()
+    stream = await opened(counter, credit=0, refills=False)
+    with closing(counter, stream):
+        writer = counter.puller._lease_store._queries._writer
+        session = writer.id
+        with psycopg.connect(counter.house.url) as holding:
+            holding.execute("SELECT FROM leases FOR UPDATE")
+            listening = asyncio.create_task(
+                counter.puller.handle_stream_ack(stream, NackRequest([message["ack_id"]]))
+            )
+            await until(lambda: bool(counter.house.count(BLOCKED)))
+            listening.cancel()
+            await asyncio.wait([listening])
+        await until(lambda: not counter.house.count("leases"))
+        assert counter.row(message["delivery_id"])[:3] == ("queued", 1, 1)
+        assert await counter.settle("nack", message["ack_id"]) == ["late"]
+        assert writer.id == session

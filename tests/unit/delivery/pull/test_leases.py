@@ -64,6 +64,36 @@ async def test_a_call_is_bounded_but_a_request_is_whole() -> None:
     assert [len(call["a"]) for call in ledger.calls] == [MAX_LEASES + 5, MAX_LEASES, 1]
 
 
+async def test_tenants_take_turns() -> None:
+    """One tenant sends many requests, each as large as a call: others wait for one of them."""
+    ledger = Ledger()
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        AckBatcher(ledger.finish, tenant=lambda key: key[0]) as settler,
+    ):
+        numbers = iter(range(100_000))
+
+        def ack(key: str, count: int) -> "asyncio.Task[AckOutcome]":
+            leases = [lease(next(numbers)) for _ in range(count)]
+            return asyncio.create_task(settler.ack(key, leases))
+
+        tasks = [ack(f"a{number}", MAX_LEASES) for number in range(5)]
+        await ledger.began.wait()
+        tasks += [ack("b1", 1), ack("c1", 1), ack("b2", 1)]
+        await asyncio.sleep(0)
+        ledger.gate.set()
+        await asyncio.gather(*tasks)
+    assert [list(call) for call in ledger.calls] == [
+        ["a0"],
+        ["a1"],
+        ["b1", "c1"],
+        ["a2"],
+        ["b2"],
+        ["a3"],
+        ["a4"],
+    ]
+
+
 async def test_an_error_reaches_the_requests_of_its_call_and_work_goes_on() -> None:
     ledger = Ledger(error=StorageRefusedError("full"))
     ledger.gate.set()

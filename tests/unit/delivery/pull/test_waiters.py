@@ -400,9 +400,9 @@ async def test_keys_of_one_name_are_notified_together(source: Source) -> None:
 
 
 def make_waiters(source: Source, *, selecting: bool, max_in_flight: int = 2) -> Waiters[str, int]:
-    """Make wait queues; with `selecting` they are named by their first letter.
+    """Make wait queues, whose second letter is their tenant.
 
-    Those with a second letter, their tenant, are exclusive then.
+    With `selecting` they are named by their first letter, and those with a second are exclusive.
     """
     return Waiters(
         source.acquire,
@@ -410,7 +410,8 @@ def make_waiters(source: Source, *, selecting: bool, max_in_flight: int = 2) -> 
         give_back=source.give_back,
         on_empty=source.emptied.append,
         max_in_flight=max_in_flight,
-        exclusive_tenant=lambda key: (key[1:2] or None) if selecting else None,
+        tenant=lambda key: key[1:2],
+        exclusive=lambda key: selecting and len(key) > 1,
     )
 
 
@@ -468,6 +469,42 @@ async def test_tenants_of_exclusive_queues_take_turns(
     ]
 
 
+async def test_tenants_of_other_queues_take_turns(source: Source) -> None:
+    """One tenant polls many queues for as much as a statement may lease: others do not wait."""
+    async with make_waiters(source, selecting=False, max_in_flight=1) as waiters:
+        source.gate.clear()
+        add_poll(waiters, "zT", most=MAX_BATCH_MESSAGES, wait_s=0)
+        await source.begun.wait()
+        polls = [add_poll(waiters, f"{key}T", most=MAX_BATCH_MESSAGES, wait_s=0) for key in "abcd"]
+        polls += [add_poll(waiters, f"{key}U", wait_s=0) for key in "ef"]
+        source.gate.set()
+        for poll in polls:
+            assert await messages_of(poll) == []
+    assert [[request.key for request in requests] for requests in source.requests] == [
+        ["zT"],
+        ["aT"],
+        ["eU"],
+        ["bT"],
+        ["fU"],
+        ["cT"],
+        ["dT"],
+    ]
+
+
+async def test_tenants_share_a_statement_in_turn(source: Source) -> None:
+    async with make_waiters(source, selecting=False, max_in_flight=1) as waiters:
+        source.gate.clear()
+        add_poll(waiters, "zT", wait_s=0)
+        await source.begun.wait()
+        polls = [add_poll(waiters, f"{chr(97 + n)}T", wait_s=0) for n in range(MAX_QUEUES)]
+        polls.append(add_poll(waiters, "zU", wait_s=0))
+        source.gate.set()
+        for poll in polls:
+            assert await messages_of(poll) == []
+    assert [request.key for request in source.requests[1]][:3] == ["aT", "zU", "bT"]
+    assert len(source.requests[1]) == MAX_QUEUES
+
+
 async def test_a_higher_priority_goes_first_among_queues_of_one_name(
     source: Source, selecting: Waiters[str, int]
 ) -> None:
@@ -484,9 +521,13 @@ async def test_a_higher_priority_goes_first_among_queues_of_one_name(
     assert begun.index("b") < 2
 
 
-@pytest.mark.parametrize("tenant", ["", "T"])
+@pytest.mark.parametrize("exclusive", [False, True])
 async def test_a_wake_up_of_many_queues_of_one_name_costs_each_the_same(
-    source: Source, selecting: Waiters[str, int], monkeypatch: pytest.MonkeyPatch, tenant: str
+    source: Source,
+    selecting: Waiters[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    exclusive: bool,
 ) -> None:
     """Count instead of timing: 2,000 selectors of one subscription must not block the loop."""
     calls = 0
@@ -499,7 +540,8 @@ async def test_a_wake_up_of_many_queues_of_one_name_costs_each_the_same(
 
     keys = [f"a{number}" for number in range(400)]
     monkeypatch.setattr(selecting, "_name", lambda _: "a")
-    monkeypatch.setattr(selecting, "_exclusive_tenant", lambda _: tenant or None)
+    monkeypatch.setattr(selecting, "_tenant", lambda _: "T")
+    monkeypatch.setattr(selecting, "_exclusive", lambda _: exclusive)
     for key in keys:
         add_poll(selecting, key)
     await until_idle(selecting, *keys)
