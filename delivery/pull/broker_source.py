@@ -42,6 +42,10 @@ _SETTLE_OUTAGE: Final = "tries to settle copies that cannot be leased failed"
 MIN_RETRY_S: Final = 0.02
 """The least time to wait for copies that may have become leasable just now."""
 _CHECK_OUTAGE: Final = "checks for queues to close failed"
+_PAUSE_SHARE: Final = 4
+"""After such a check there is a pause of so many times its length,"""
+_MAX_PAUSE_S: Final = 1.0
+"""or of this, if that is shorter."""
 EXPECT_TIMEOUT_S: Final = 1.0
 """The time for which a poll that cannot wait stays for a copy that is due and has not come."""
 FIRST_POLL_S: Final = 0.02
@@ -171,7 +175,11 @@ class BrokerSource:
         self._expected_deliveries: dict[PullTarget, _ExpectedDelivery] = {}
         self._known_queues: dict[PullTarget, None] = {}
         """The queues that are known to exist, the oldest first."""
-        self._checks: set[asyncio.Task[None]] = set()
+        self._unchecked: dict[PullTarget, None] = {}
+        """Open queues of rooms that have changed."""
+        self._check: asyncio.Task[None] | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._next_check_s = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -179,7 +187,10 @@ class BrokerSource:
     async def __aexit__(self, *exc: object) -> None:
         for key in [*self._consumers, *self._expected_deliveries]:
             self._close_consumer(key)
-        if ending := {*self._closing.values(), *self._checks}:
+        self._unchecked.clear()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        if ending := {*self._closing.values(), *([] if self._check is None else [self._check])}:
             await asyncio.wait(ending)
         await self._unleasable.close()
 
@@ -224,7 +235,10 @@ class BrokerSource:
 
     async def find_due(self, keys: Collection[PullTarget]) -> Collection[SubscriptionId]:
         """Return the subscriptions with something due, and close queues that are not served."""
-        wanted = list({*keys, *self._consumers})
+        return await self._look_up(list({*keys, *self._consumers}))
+
+    async def _look_up(self, wanted: Sequence[PullTarget]) -> Collection[SubscriptionId]:
+        """Do so for these queues."""
         serving = await due_by_queue(
             self._query_writer, [(key.room, key.subscription) for key in wanted]
         )
@@ -244,10 +258,10 @@ class BrokerSource:
 
     def on_config_change(self, rooms: frozenset[RoomId]) -> None:
         """Close paused and deleted queues at once, so that a deletion can go on."""
-        if any(not rooms or key.room in rooms for key in self._consumers):
-            task = asyncio.create_task(self._close_unserved())
-            self._checks.add(task)
-            task.add_done_callback(self._checks.discard)
+        self._unchecked |= dict.fromkeys(
+            key for key in self._consumers if not rooms or key.room in rooms
+        )
+        self._check_soon()
 
     def on_copies(self, consumer: BrokerConsumer) -> None:
         """Notify the polls of its queue."""
@@ -360,13 +374,32 @@ class BrokerSource:
         if self._closing.get(key) is task:
             del self._closing[key]
 
+    def _check_soon(self) -> None:
+        if self._unchecked and self._check is None and self._check_timer is None:
+            self._check_timer = self._loop.call_at(
+                max(self._next_check_s, self._loop.time()), self._begin_check
+            )
+
+    def _begin_check(self) -> None:
+        self._check_timer = None
+        self._check = asyncio.create_task(self._close_unserved())
+
     async def _close_unserved(self) -> None:
+        """Look up the open queues of rooms that have changed."""
+        begun_s = self._loop.time()
+        keys, self._unchecked = list(self._unchecked), {}
         try:
-            await self.find_due(())
+            await self._look_up(keys)
         except RoomsError as exc:
             OUTAGES.record_failure(exc, _CHECK_OUTAGE)
         else:
             OUTAGES.record_success(_CHECK_OUTAGE)
+        finally:
+            # Rooms that change all the time are not looked up all the time.
+            now_s = self._loop.time()
+            self._next_check_s = now_s + min(_MAX_PAUSE_S, _PAUSE_SHARE * (now_s - begun_s))
+            self._check = None
+            self._check_soon()
 
 
 def _count_limit(

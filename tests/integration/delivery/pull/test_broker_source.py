@@ -8,10 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from delivery.pull import broker_source
+from delivery.pull.broker_source import BrokerSource
+from delivery.pull.target import PullTarget
 from rooms.db.notify import Channel
 from rooms.db.queue.broker_claims import BrokerClaims, ClaimStatus, DeliveryVersion
+from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import OrganisationId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.errors import (
     BrokerUnavailableError,
     NotFoundError,
@@ -492,3 +496,53 @@ async def test_copies_whose_inspection_failed_are_leased_while_polls_wait(
         assert [message["payload"] for message in await waiting(counter)] == ["early"]
     assert refusals == [1]
     await depth(counter, 0)
+
+
+async def test_changes_of_a_room_check_its_own_queues_and_one_look_at_a_time(
+    database: str, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An organisation changes its settings all the time, while others have queues open.
+
+    Oracle: none of the others' queues is looked up for that, and no look begins during another.
+    """
+    async with open_counter(database, broker=broker) as counter:
+        other = counter.house.subscription(counter.house.room(), "PULL")
+        await broker.create_queues([other])
+        source = counter.puller._source
+        assert isinstance(source, BrokerSource)
+        await counter.publish()
+        assert len(await counter.pull()) == 1
+        polls = [waiting(counter), waiting(counter, queue=other)]
+        source._remember_queue(
+            PullTarget(room_of(other), other, counter.house.principal.organisation_id)
+        )
+        counter.puller.on_notify(frozenset({other}))
+        await until(lambda: broker.takers(other) == broker.takers(counter.queue) == 1)
+        looks: list[int] = []
+        under_way, most, go_on = 0, 0, asyncio.Event()
+        look = broker_source.due_by_queue
+
+        async def count(
+            writer: LogWriter, queues: Sequence[tuple[RoomId, SubscriptionId]]
+        ) -> dict[int, bool]:
+            nonlocal under_way, most
+            if len(queues) == 1:
+                looks.append(queues[0][0])
+                under_way += 1
+                most = max(most, under_way)
+                await go_on.wait()
+                under_way -= 1
+            return await look(writer, queues)
+
+        monkeypatch.setattr(broker_source, "due_by_queue", count)
+        for _ in range(50):
+            counter.puller.on_config_change(frozenset({str(counter.room)}))
+            await asyncio.sleep(0)
+        go_on.set()
+        async with asyncio.timeout(5):
+            await until(lambda: bool(looks) and not under_way)
+        assert set(looks) == {counter.room}
+        assert most == 1
+        assert len(looks) <= 3
+        await counter.puller.end_polls()
+        assert [await poll for poll in polls] == [[], []]
