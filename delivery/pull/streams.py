@@ -105,16 +105,25 @@ class Streams:
         *,
         renews_credit: bool,
     ) -> Stream:
-        """Open a stream over these subscriptions; `close` it. NotFoundError, ConflictError."""
+        """Open a stream over these subscriptions; `close` it.
+
+        RateLimitedError, NotFoundError, ConflictError.
+        """
         keys = [parse_target(principal, subscription) for subscription in subscriptions]
-        for key in keys:
-            access = await self._lease_store.access(key)
-            if (error := access_error(access, key)) is not None:
-                raise error
+        organisation, weight = principal.organisation_id, stream_weight(keys)
+        self._quota.acquire(organisation, weight)  # first: what is refused costs no look-up
+        try:
+            for key in keys:
+                access = await self._lease_store.access(key)
+                if (error := access_error(access, key)) is not None:
+                    raise error
+        except BaseException:
+            self._quota.release(organisation, weight)
+            raise
         selections = [PullSelection(key, request.selector) for key in keys]
         peeks = []
         if request.browse:
-            turn = self._browsing_turns.setdefault(principal.organisation_id, asyncio.Lock())
+            turn = self._browsing_turns.setdefault(organisation, asyncio.Lock())
             peeks = [
                 Peek(self._query_writer, selection, self._loop.time, turn)
                 for selection in selections
@@ -131,7 +140,6 @@ class Streams:
             peeks=peeks,
             holder=principal.key_id,
         )
-        self._quota.acquire(principal.organisation_id, stream_weight(keys))
         stream.start()
         watched = self._open[stream] = self._monitor.watch(
             principal,

@@ -10,10 +10,13 @@ import psycopg
 import pytest
 
 from delivery.pull import stream as stream_module
+from delivery.pull.quota import ConsumerQuota
 from delivery.pull.requests import AckRequest, NackRequest
 from delivery.pull.stream import EndReason
+from delivery.pull.target import PullTarget
+from rooms.db.leases.acquire import SubscriptionAccess
 from rooms.db.leases.scan import ScanWindow, scan
-from rooms.errors import StorageUnavailableError
+from rooms.errors import ConflictError, RateLimitedError, StorageUnavailableError
 from tests.integration.delivery.pull.test_stream import batch, closing, opened
 from tests.support.publisher import House
 from tests.support.pull_service import PATIENCE_S, Counter, open_counter, until
@@ -288,3 +291,29 @@ async def test_a_stream_that_ends_while_it_nacks_ends_the_connection_of_no_other
         assert counter.row(message["delivery_id"])[:3] == ("queued", 1, 1)
         assert await counter.settle("nack", message["ack_id"]) == ["late"]
         assert writer.id == session
+
+
+async def test_a_refused_stream_costs_no_statement_and_a_failed_one_keeps_no_place(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream names up to a hundred subscriptions, each of which is looked up."""
+    streams, looks = counter.puller.streams, list[PullTarget]()
+    quota = streams._quota = ConsumerQuota(1, lambda: None)
+    access = streams._lease_store.access
+
+    async def count(key: PullTarget) -> SubscriptionAccess:
+        looks.append(key)
+        return await access(key)
+
+    monkeypatch.setattr(streams._lease_store, "access", count)
+    push = counter.house.subscription(counter.room, "PUSH")
+    with pytest.raises(ConflictError):
+        await opened(counter, counter.queue, push)
+    assert not quota._waiting
+    stream = await opened(counter)
+    with closing(counter, stream):
+        looks.clear()
+        with pytest.raises(RateLimitedError):
+            await opened(counter)
+        assert not looks
+    assert not quota._waiting
