@@ -13,6 +13,7 @@
     postgres_source.py  leases from the outbox, if PostgreSQL is the broker
     broker_source.py    leases of copies that an external broker hands out
     broker_consumer.py  one of its queues, open while polls wait
+    open_queues.py      how many of them are open
     selective.py        leases by selector, and outdated copies that they leave in a broker
     leases.py           ack, nack and extend; acks that arrive together share a statement
     lease_statements.py statements about leases in turns of organisations

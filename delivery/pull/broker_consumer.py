@@ -90,6 +90,11 @@ class BrokerConsumer:
         """Return whether there are copies that were not taken."""
         return bool(self._copies)
 
+    @property
+    def holds_copies(self) -> bool:
+        """Return whether copies are here that are not settled, taken or not."""
+        return bool(self._copies or self._taken_count)
+
     def take(self, max_copies: int, max_bytes: int) -> list[DeliveryTask]:
         """Return up to so many copies, the highest priority first; at least one, however large."""
         copies = sorted(self._copies, key=lambda copy: -copy.priority)
@@ -142,7 +147,7 @@ class BrokerConsumer:
 
         A consumer that is still opening goes on, so that it is open for the next poll.
         """
-        if self._copies or self._taken_count:
+        if self.holds_copies:
             self.close()
         elif self._idle_timer is None:
             self._idle_timer = asyncio.get_running_loop().call_later(IDLE_TIMEOUT_S, self.close)

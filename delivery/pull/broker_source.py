@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from delivery.pull.broker_consumer import BrokerConsumer
+from delivery.pull.open_queues import OpenQueues
 from delivery.pull.postgres_source import Notify
 from delivery.pull.target import PullTarget, access_error
 from delivery.pull.wait_queue import LeaseOutcome, LeaseRequest
@@ -158,6 +159,7 @@ class BrokerSource:
         query_writer: LogWriter,
         notify: Notify,
         on_orphans: OnOrphans,
+        open_queues: OpenQueues,
     ) -> None:
         """Use each of `lease_writers` for one lease statement at a time.
 
@@ -169,7 +171,7 @@ class BrokerSource:
         self._notify = notify
         self._loop = asyncio.get_running_loop()
         self._unleasable = UnleasableHandler(query_writer, on_orphans)
-        self._consumers: dict[PullTarget, BrokerConsumer] = {}
+        self._consumers = open_queues
         self._closing: dict[PullTarget, asyncio.Task[None]] = {}
         self._broker_errors: dict[PullTarget, BrokerUnavailableError] = {}
         self._expected_deliveries: dict[PullTarget, _ExpectedDelivery] = {}
@@ -265,6 +267,7 @@ class BrokerSource:
 
     def on_copies(self, consumer: BrokerConsumer) -> None:
         """Notify the polls of its queue."""
+        self._consumers.on_copies(consumer.key)
         self._remember_queue(consumer.key)
         self._notify((consumer.key.subscription,))
 
@@ -275,8 +278,7 @@ class BrokerSource:
     def on_end(self, consumer: BrokerConsumer) -> None:
         """Forget the consumer; the next lease request that needs one opens another."""
         key = consumer.key
-        if self._consumers.get(key) is consumer:
-            del self._consumers[key]
+        if self._consumers.remove(consumer):
             self._closing[key] = consumer.task
             consumer.task.add_done_callback(lambda task: self._on_closed(key, task))
         if consumer.broker_error is not None:
@@ -356,12 +358,20 @@ class BrokerSource:
         if current is not None:
             current.close()
             self.on_end(current)
+        if self._consumers.is_full(key.organisation):
+            # Where nothing is due there is nothing to receive: it is opened when something is.
+            idle = self._consumers.find_idle(key.organisation) if expected else None
+            if idle is None:
+                return
+            self._close_consumer(idle.key)
         credit = max(
             MIN_CREDIT, 1 << (request.max_messages - 1).bit_length()
         )  # polls that join one by one seldom outgrow it
         consumer = self._broker.consume(credit=credit, subscription=key.subscription)
-        self._consumers[key] = BrokerConsumer(
-            key, consumer, self, credit=credit, expected=expected, after=self._closing.get(key)
+        self._consumers.add(
+            BrokerConsumer(
+                key, consumer, self, credit=credit, expected=expected, after=self._closing.get(key)
+            )
         )
 
     def _close_consumer(self, key: PullTarget) -> None:

@@ -12,6 +12,7 @@ from delivery.pull.broker_source import BrokerSource
 from delivery.pull.dispatch import ConsumerState
 from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
+from delivery.pull.open_queues import MAX_OPEN_QUEUES, OpenQueues
 from delivery.pull.postgres_source import LeaseSource, Notify, PostgresSource
 from delivery.pull.quota import MAX_CONSUMERS, ConsumerQuota
 from delivery.pull.requests import (
@@ -418,13 +419,14 @@ async def open_pull_service(
     broker: Broker | None = None,
     mode: BrokerMode = POSTGRES_MODE,
     max_consumers: int = MAX_CONSUMERS,
+    max_open_queues: int = MAX_OPEN_QUEUES,
     check_keys: CheckKeys | None = None,
 ) -> AsyncIterator[PullService]:
     """Open PULL over one database; its own connections open when they are first needed.
 
-    `broker` carries the copies if `mode` says that it is not PostgreSQL. The caller passes
-    notifications of `Channel.PULL` to `on_notify`, and of `Channel.CONFIG` to `on_config_change`.
-    `check_keys` finds the keys of streams and waiting polls that are over.
+    `broker` carries the copies if `mode` says that it is not PostgreSQL, from `max_open_queues` at
+    most. The caller passes notifications of `Channel.PULL` to `on_notify`, and of `Channel.CONFIG`
+    to `on_config_change`. `check_keys` finds keys of streams and waiting polls that are over.
     """
     async with AsyncExitStack() as stack:
         lease_writers = [
@@ -457,6 +459,7 @@ async def open_pull_service(
                 query_writer=update_writer,
                 notify=notify,
                 on_orphans=metrics.count_orphans,
+                open_queues=OpenQueues(max_open_queues),
             )
 
         drain = None if broker is None else StaleCopyDrain(broker, update_writer)

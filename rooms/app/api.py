@@ -11,6 +11,7 @@ from typing import Final
 import anyio
 
 from delivery.leadership import open_election
+from delivery.pull.open_queues import MAX_OPEN_QUEUES
 from delivery.pull.service import PullService, open_pull_service
 from delivery.push.http.client import HttpSender
 from delivery.push.http.connection import HttpLimits
@@ -59,9 +60,16 @@ _SPARE_FILES: Final = 256
 
 @asynccontextmanager
 async def open_services(
-    settings: Settings, database_url: str, metrics: Metrics | None = None
+    settings: Settings,
+    database_url: str,
+    metrics: Metrics | None = None,
+    *,
+    max_open_queues: int = MAX_OPEN_QUEUES,
 ) -> AsyncIterator[ApiServices]:
-    """Open everything the API needs, and close it in the opposite order."""
+    """Open everything the API needs, and close it in the opposite order.
+
+    `max_open_queues`: see `open_pull_service`.
+    """
     clock = SystemClock()
     ids = IdGenerator(secrets.randbits)
     cipher = await open_sealing(settings, database_url)
@@ -145,6 +153,7 @@ async def open_services(
                 broker=broker,
                 mode=settings.broker_mode,
                 max_consumers=settings.max_consumers,
+                max_open_queues=max_open_queues,
                 check_keys=keys.check_keys,
             )
         )
@@ -237,12 +246,17 @@ def file_need(settings: Settings) -> FileNeed:
     return FileNeed(settings.max_connections, spare=_SPARE_FILES)
 
 
+def queue_file_need(settings: Settings) -> FileNeed:
+    """Return how many queues of an external broker are open for consumers: each is a connection."""
+    return FileNeed(MAX_OPEN_QUEUES if settings.uses_relay else 0, spare=0)
+
+
 def make_connection_registry(
     settings: Settings, metrics: Metrics, connections: int | None = None
 ) -> ConnectionRegistry:
     """Bound connections to as many as the system allows this process, or to a share of them."""
     if connections is None:
-        (connections,) = allot_connections(file_need(settings))
+        connections, _ = allot_connections(file_need(settings), queue_file_need(settings))
     bounds = ConnectionLimits(
         connections=connections,
         unauthenticated=settings.max_unauthenticated_connections,
@@ -302,13 +316,19 @@ async def serve_api(
     stop_hook: StopHook = stop_on_signals,
     metrics: Metrics | None = None,
     max_connections: int | None = None,
+    max_open_queues: int | None = None,
 ) -> None:
     """Serve until `stop_hook` stops it; counters go to `metrics`, which several parts may share.
 
-    `max_connections`: its share of those of the process; None: it has the process for itself.
+    `max_connections`, `max_open_queues`: its shares of those of the process; None: it has the
+    process for itself.
     """
+    if max_connections is None or max_open_queues is None:
+        max_connections, max_open_queues = allot_connections(
+            file_need(settings), queue_file_need(settings)
+        )
     async with (
-        open_services(settings, database_url, metrics) as services,
+        open_services(settings, database_url, metrics, max_open_queues=max_open_queues) as services,
         process_registration(settings, database_url, "serve", cipher=services.cipher),
     ):
         # Building the routes takes a quarter of a second, which would block a worker in the same

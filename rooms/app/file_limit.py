@@ -14,7 +14,10 @@ _FEW_CONNECTIONS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class FileNeed:
-    """State how many connections a part wants, and how many files it needs beside them."""
+    """State how many connections a part wants, and how many files it needs beside them.
+
+    A part that does not run wants none.
+    """
 
     connections: int
     spare: int
@@ -28,7 +31,10 @@ def allot_connections(*needs: FileNeed) -> Sequence[int]:
     spare = sum(need.spare for need in needs)
     wanted = sum(need.connections for need in needs)
     allowed = max(0, min(wanted, raise_file_limit(wanted + spare) - spare))
-    found = [max(_MIN_CONNECTIONS, need.connections * allowed // wanted) for need in needs]
+    found = [
+        max(_MIN_CONNECTIONS, need.connections * allowed // wanted) if need.connections else 0
+        for need in needs
+    ]
     if any(
         one < min(_FEW_CONNECTIONS, need.connections)
         for one, need in zip(found, needs, strict=True)
@@ -36,7 +42,7 @@ def allot_connections(*needs: FileNeed) -> Sequence[int]:
         _log.warning(
             "the system allows so few files that parts of this process have %s connections each:"
             " raise the limit (`ulimit -Hn`) to %d",
-            " and ".join(map(str, found)),
+            " and ".join(str(one) for one in found if one),
             wanted + spare,
         )
     return found

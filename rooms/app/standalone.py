@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from delivery.maintenance.task import wait_first
-from rooms.app.api import file_need, serve_api
+from rooms.app.api import file_need, queue_file_need, serve_api
 from rooms.app.file_limit import allot_connections
 from rooms.app.maintenance import serve_maintenance
 from rooms.app.process import ShutdownGroup, first_transient, run, stop_on_signals
@@ -58,7 +58,9 @@ async def _run(settings: Settings, database_url: str, metrics: Metrics, *, stand
 async def _run_all(
     settings: Settings, database_url: str, metrics: Metrics, shutdown: ShutdownGroup
 ) -> None:
-    clients, webhooks = allot_connections(file_need(settings), FILE_NEED)
+    clients, queues, webhooks = allot_connections(
+        file_need(settings), queue_file_need(settings), FILE_NEED
+    )
     parts = [
         serve_api(
             settings,
@@ -66,6 +68,7 @@ async def _run_all(
             stop_hook=shutdown.register,
             metrics=metrics,
             max_connections=clients,
+            max_open_queues=queues,
         ),
         serve_worker(
             settings,

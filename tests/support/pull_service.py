@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from delivery.pull.open_queues import MAX_OPEN_QUEUES
 from delivery.pull.service import PullService, WaitDisconnect, open_pull_service
 from rooms.db.leases.release import LeaseQueries
 from rooms.db.notify import Channel, Notifier
@@ -135,7 +136,12 @@ class Counter:
 
 @asynccontextmanager
 async def open_counter(
-    url: str, *, house: House | None = None, broker: Broker | None = None, **subscription: Any
+    url: str,
+    *,
+    house: House | None = None,
+    broker: Broker | None = None,
+    max_open_queues: int = MAX_OPEN_QUEUES,
+    **subscription: Any,
 ) -> AsyncIterator[Counter]:
     """A counter in a room of its own; `broker`: another one than PostgreSQL, which carries the copies.
 
@@ -171,7 +177,14 @@ async def open_counter(
         )
         metrics = Metrics()
         opened = puller = await stack.enter_async_context(
-            open_pull_service(url, signals=signals, metrics=metrics, broker=broker, mode=shape)
+            open_pull_service(
+                url,
+                signals=signals,
+                metrics=metrics,
+                broker=broker,
+                mode=shape,
+                max_open_queues=max_open_queues,
+            )
         )
         ends = LeaseQueries(
             await stack.enter_async_context(LogWriter(url, kind="upkeep", broker_mode=shape))

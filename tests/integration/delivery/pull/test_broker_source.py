@@ -11,6 +11,7 @@ import pytest
 from delivery.pull import broker_source
 from delivery.pull.broker_source import BrokerSource
 from delivery.pull.target import PullTarget
+from rooms.db.leases.acquire_copies import due_by_queue
 from rooms.db.notify import Channel
 from rooms.db.queue.broker_claims import BrokerClaims, ClaimStatus, DeliveryVersion
 from rooms.db.writer import LogWriter
@@ -520,7 +521,7 @@ async def test_changes_of_a_room_check_its_own_queues_and_one_look_at_a_time(
         await until(lambda: broker.takers(other) == broker.takers(counter.queue) == 1)
         looks: list[int] = []
         under_way, most, go_on = 0, 0, asyncio.Event()
-        look = broker_source.due_by_queue
+        look = due_by_queue
 
         async def count(
             writer: LogWriter, queues: Sequence[tuple[RoomId, SubscriptionId]]
@@ -546,3 +547,41 @@ async def test_changes_of_a_room_check_its_own_queues_and_one_look_at_a_time(
         assert len(looks) <= 3
         await counter.puller.end_polls()
         assert [await poll for poll in polls] == [[], []]
+
+
+async def test_an_organisation_with_many_waiting_polls_has_few_queues_open(
+    database: str, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each open queue is a connection to the broker, and a file of this process.
+
+    Oracle: never more are open than one may have, and each poll gets its message all the same.
+    """
+    async with open_counter(database, broker=broker, max_open_queues=4) as counter:
+        queues = [
+            counter.queue,
+            *(counter.house.subscription(counter.room, "PULL") for _ in range(5)),
+        ]
+        most = 0
+
+        hand_out = broker.hand_out
+
+        def count_open(queue: Any) -> None:
+            nonlocal most
+            most = max(most, sum(broker.takers(one) for one in queues))
+            hand_out(queue)
+
+        monkeypatch.setattr(broker, "hand_out", count_open)
+        await counter.publish("known")
+        for queue in queues:
+            assert len(await counter.pull(queue=queue)) == 1
+        polls = [waiting(counter, queue=queue) for queue in queues]
+        await until(lambda: len(counter.puller._waiters.waiting_keys()) == len(queues))
+        for payload in ("first", "second"):
+            await counter.publish(payload)
+            async with asyncio.timeout(LONG_MS / 2000):
+                for poll in polls:
+                    assert [message["payload"] for message in await poll] == [payload]
+            polls = [waiting(counter, queue=queue) for queue in queues]
+        await counter.puller.end_polls()
+        assert [await poll for poll in polls] == [[]] * len(queues)
+        assert 1 <= most <= 2

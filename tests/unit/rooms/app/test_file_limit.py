@@ -2,7 +2,7 @@
 
 import pytest
 
-from rooms.app.api import file_need
+from rooms.app.api import file_need, queue_file_need
 from rooms.app.file_limit import allot_connections
 from rooms.app.worker import FILE_NEED
 from rooms.settings import read_settings
@@ -52,3 +52,19 @@ def test_few_files_are_named_with_the_remedy(
     if warned:
         assert "have 2 and 2 connections each" in found[0]
         assert f"raise the limit (`ulimit -Hn`) to {2 * 8192 + SPARE}" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"), [(1 << 20, [8192, 2000, 8192]), (8448, [3593, 877, 3593])]
+)
+def test_open_queues_of_an_external_broker_share_the_files(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, expected: list[int]
+) -> None:
+    """Each is a connection. With PostgreSQL as broker there are none."""
+    monkeypatch.setattr(
+        "rooms.app.file_limit.raise_file_limit", lambda wanted: min(wanted, allowed)
+    )
+    settings = read_settings({"BROKER_URL": "stomp://u:p@127.0.0.1:61613"})
+    assert allot_connections(file_need(settings), queue_file_need(settings), FILE_NEED) == expected
+    embedded = read_settings({})
+    assert allot_connections(file_need(embedded), queue_file_need(embedded), FILE_NEED)[1] == 0
