@@ -16,9 +16,10 @@ from delivery.analytics.findings.replay import Arrivals, EffectRange, Policy, Po
 from delivery.analytics.findings.results import Row, int_column
 from delivery.analytics.findings.series import Ints
 from delivery.analytics.findings.success_rates import AttemptSuccessRates
+from delivery.analytics.findings.turns import take_turns
 
 MAX_ADVISED: Final = 500
-"""Subscriptions with advice, most failures first."""
+"""Subscriptions with advice, the rooms in turns, most failures first."""
 BY_ATTEMPT: Final = ("attempts", "successes", "latency_us", "retries", "delay_ms")
 """Sum up these by attempt number."""
 _MIN_JITTER: Final = 0.02
@@ -28,14 +29,18 @@ _MIN_JITTER: Final = 0.02
 def advised_keys(success_rates: Iterable[Mapping[str, int]]) -> list[int]:
     """Return the keys of the subscriptions that get advice, ascending."""
     failures: dict[int, int] = {}
+    rooms: dict[int, int] = {}
     for row in success_rates:
         failed = row["attempts"] - row["successes"]
         failures[row["sub_key"]] = failures.get(row["sub_key"], 0) + failed
-    most = sorted(
-        (key for key, count in failures.items() if count > 0),
-        key=lambda key: (-failures[key], key),
+        rooms[row["sub_key"]] = row["room_id"]
+    failing = sorted(key for key, count in failures.items() if count > 0)
+    turns = take_turns(
+        np.array([rooms[key] for key in failing], dtype=np.int64),
+        np.array([failures[key] for key in failing], dtype=np.int64),
+        MAX_ADVISED,
     )
-    return sorted(most[:MAX_ADVISED])
+    return [failing[place] for place in np.sort(turns).tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,6 +171,12 @@ class AttemptCells:
             **{name: values[order] for name, values in columns.items()},
         )
 
+    def rooms(self) -> Ints:
+        """Return a number for the room of each of the `keys`: that of its first row."""
+        rooms = np.full(len(self.keys), -1, dtype=np.int64)
+        rooms[self.subscription[::-1]] = self.attributes["room_id"].codes[::-1]
+        return rooms
+
     def chosen(self, mask: Mask) -> "AttemptCells":
         """Return only these rows."""
         return AttemptCells(

@@ -17,19 +17,21 @@ not vanish with the number of subscriptions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final, Self
 
 import numpy as np
 
 from delivery.analytics.findings.cells import Ints
 from delivery.analytics.findings.series import FailureSeries, Floats
+from delivery.analytics.findings.turns import take_turns
 
 FALSE_DISCOVERY_RATE: Final = 0.05
 """Expected share of chance pairs among significant pairs."""
 _MIN_BAD: Final = 3
 _MIN_BOTH: Final = 2
 MAX_SUBSCRIPTIONS: Final = 2_000
-"""Subscriptions that are compared, most bad minutes first."""
+"""Subscriptions that are compared, the rooms in turns, most bad minutes first."""
 MAX_PAIRS: Final = 20_000
 """Pairs in the result, strongest first; so many are tested, in long logs fewer."""
 _PAIR_MINUTES: Final = MAX_PAIRS * 30 * 24 * 60
@@ -43,6 +45,7 @@ _TAIL_STEPS: Final = 128
 _LEAST_P: Final = 1e-300
 Kin = Mapping[int, frozenset[str]]
 """Hosts and networks of each subscription."""
+_ONE_ROOM: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +77,12 @@ def find_cofailures(
     minutes: int,
     bad_minutes: Mapping[int, Ints],
     kin: Kin,
+    rooms: Mapping[int, int] = _ONE_ROOM,
 ) -> list[CofailurePair]:
     """Return pairs that share bad minutes, strongest first; the log has `minutes` from `first`.
 
     `bad_minutes` are those of each subscription in incidents, besides those of the series itself.
+    `rooms` numbers the room of each subscription.
     """
     none = np.zeros(0, dtype=np.int64)
     candidates = [
@@ -85,10 +90,14 @@ def find_cofailures(
         for one in series
     ]
     chosen = sorted(
-        (found for found in candidates if len(found[1]) >= _MIN_BAD),
-        key=lambda f: (-len(f[1]), f[0].key),
+        (found for found in candidates if len(found[1]) >= _MIN_BAD), key=lambda f: f[0].key
     )
-    chosen = sorted(chosen[:MAX_SUBSCRIPTIONS], key=lambda found: found[0].key)
+    turns = take_turns(
+        np.array([rooms.get(one.key, 0) for one, _ in chosen], dtype=np.int64),
+        np.array([len(places) for _, places in chosen], dtype=np.int64),
+        MAX_SUBSCRIPTIONS,
+    )
+    chosen = [chosen[place] for place in np.sort(turns).tolist()]
     if len(chosen) < 2:  # noqa: PLR2004 - a pair
         return []
     keys = [one.key for one, _ in chosen]

@@ -22,6 +22,7 @@ import numpy as np
 from delivery.analytics.findings.cells import BROUGHT, AttemptCells, Ints, Mask
 from delivery.analytics.findings.scan import Explanation, Floats, UsualFailures, row_scores, search
 from delivery.analytics.findings.series import FailureSeries
+from delivery.analytics.findings.turns import take_turns
 
 CLOCK_ERROR_S: Final = 2.0
 """Seconds by which the clocks of workers may differ."""
@@ -44,6 +45,8 @@ _MAX_CHANCE: Final = 0.05
 """Expected pairs of incidents that coincide by chance, above which none is put together."""
 _ALIKE: Final = 0.5
 SHARED, SINGLE, CHRONIC = "shared", "single", "chronic"
+MAX_CHRONIC: Final = 500
+"""Chronic subscriptions that are listed: the causes of each are compared with the whole log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +133,10 @@ def find_incidents(
     """Return the incidents by start; the log has `minutes` from minute `first`."""
     if not len(cells.bin):
         return []
-    chronic = {one.key: one for one in series if _is_chronic(one, first, minutes)}
-    is_chronic = np.isin(cells.keys, list(chronic))[cells.subscription]
+    chronic = [one for one in series if _is_chronic(one, first, minutes)]
+    is_chronic = np.isin(cells.keys, [one.key for one in chronic])[cells.subscription]
     usual_rows = np.flatnonzero(~is_chronic)
-    found = [
-        _chronic_incident(cells, one, np.flatnonzero(is_chronic & cells.failed))
-        for one in chronic.values()
-    ]
+    found = _chronic_incidents(cells, chronic)
     if len(usual_rows):
         others = cells.chosen(~is_chronic)
         explanations, usual = search(others)
@@ -155,8 +155,22 @@ def _is_chronic(series: FailureSeries, first: int, minutes: int) -> bool:
     return int(tried.sum()) > _SLICES // 2 and float(chronic.mean()) >= _CHRONIC_SLICES
 
 
-def _chronic_incident(cells: AttemptCells, series: FailureSeries, failed: Ints) -> Incident:
-    own = failed[cells.keys[cells.subscription[failed]] == series.key]
+def _chronic_incidents(cells: AttemptCells, chronic: Sequence[FailureSeries]) -> list[Incident]:
+    """Return the incidents of chronic subscriptions, of those that are listed."""
+    places = np.searchsorted(cells.keys, np.array([one.key for one in chronic], dtype=np.int64))
+    failures = np.array([one.failures.sum() for one in chronic], dtype=np.int64)
+    listed = np.sort(take_turns(cells.rooms()[places], failures, MAX_CHRONIC))
+    failed = np.flatnonzero(cells.failed)
+    failed = failed[np.argsort(cells.subscription[failed], kind="stable")]
+    of = cells.subscription[failed]
+    begins, ends = (np.searchsorted(of, places[listed], side) for side in ("left", "right"))
+    return [
+        _chronic_incident(cells, chronic[one], failed[begin:end])
+        for one, begin, end in zip(listed.tolist(), begins, ends, strict=True)
+    ]
+
+
+def _chronic_incident(cells: AttemptCells, series: FailureSeries, own: Ints) -> Incident:
     begin, end = float(series.minutes[0] * 60), float(series.minutes[-1] * 60 + 60)
     last = float((cells.bin[-1] + 1) * cells.bin_s)
     return Incident(
@@ -306,13 +320,12 @@ def _put_together(found: Sequence[Incident], cells: AttemptCells) -> list[Incide
 
 def _coincidence(one: Incident, other: Incident, log_s: float, usual_s: float) -> float:
     """Return the chance that two independent incidents coincide as well; 1 if they do not."""
-    if set(one.keys) & set(other.keys):
-        return 1.0
     begins = _tolerance_s(one.begin, other.begin)
     ends = _tolerance_s(one.end, other.end)
     begun = abs(one.begin.at - other.begin.at) <= begins
     ended = abs(one.end.at - other.end.at) <= ends or (one.open and other.open)
-    if not (begun and ended):
+    # The sets at last, as there are many pairs, and incidents of many subscriptions.
+    if not (begun and ended) or set(one.keys) & set(other.keys):
         return 1.0
     return min(2 * begins / log_s, 1.0) * min(2 * ends / usual_s, 1.0)
 

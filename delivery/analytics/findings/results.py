@@ -79,6 +79,7 @@ class CofailureResult:
             minutes=span,
             bad_minutes=_bad_minutes(cells, found),
             kin=_kin(cells),
+            rooms=dict(zip(cells.keys.tolist(), cells.rooms().tolist(), strict=True)),
         )
         return cls(cells=cells, pairs=pairs, incidents=found)
 

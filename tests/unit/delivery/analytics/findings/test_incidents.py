@@ -109,6 +109,28 @@ def test_an_incident_ends_at_a_success_and_not_after_silence() -> None:
     assert not one.open
 
 
+def test_chronic_subscriptions_are_listed_up_to_a_limit_the_rooms_in_turns() -> None:
+    # One room of a thousand dead endpoints, and another one with a single one, which fails less often.
+    dead = [(key, at, True) for key in range(1000) for at in range(0, 36_000, 3000)]
+    other = [(5000, at, at > 0) for at in range(0, 36_000, 3000)]
+    well = steady(6000, until=36_000, every=60, fails=(-1, -1))
+    tried = [*dead, *other, *well]
+    found = found_in(tried, room_id=["2" if key == 5000 else "1" for key, _, _ in tried])
+    chronic = [one for one in found if one.kind == CHRONIC]
+    assert len(chronic) == 500
+    assert (5000,) in {one.keys for one in chronic}
+    # What is not listed is chronic all the same: it joins no incident.
+    assert [one for one in found if one.kind != CHRONIC] == []
+
+
+def test_chronic_incidents_have_the_failures_of_their_own_subscription() -> None:
+    tried = [(key, at, at % 6000 < key * 1000) for key in (3, 5) for at in range(0, 72_000, 500)]
+    for one in found_in(tried):
+        assert one.kind == CHRONIC
+        (key,) = one.keys
+        assert len(one.rows) == one.failures == sum(failed for of, _, failed in tried if of == key)
+
+
 def test_what_goes_on_is_open() -> None:
     (one,) = found_in(
         [
