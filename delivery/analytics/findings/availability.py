@@ -11,7 +11,7 @@ Half of the chains begin with every given-up delivery as undeliverable, and half
 the log decides, they agree; where it does not, the paths differ, and so does what they promise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,14 +50,20 @@ Indexes = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """Deliveries that were given up after all attempts: first bins, numbers, and attempt bins.
+    """Deliveries that were given up after all attempts: first bins, and numbers.
 
-    `attempt_bins` has a row a group and a column an attempt.
+    `offsets`: bins from the first attempt to each one. There is no table of groups and attempts:
+    it would be gigabytes for an endpoint that was away for a month.
     """
 
     first: Ints
     count: Ints
-    attempt_bins: Ints
+    offsets: Floats
+
+    def attempt_bins(self) -> Iterator[Ints]:
+        """Yield the bins of the first attempts, of the second ones, and so on."""
+        for offset in self.offsets.tolist():
+            yield np.floor(self.first + 0.5 + offset).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +216,6 @@ class _Chains:
         self._given_up = given_up
         self._deliveries = deliveries
         self._random = random
-        self._blocks = timeline.blocks_at(given_up.attempt_bins)
         self._gaps = np.maximum((timeline.lengths[:-1] + timeline.lengths[1:]) / 2, 1.0)
         first_half = np.arange(CHAINS) < CHAINS // 2
         priors = np.array(_UNDELIVERABLE_PRIORS)[np.where(first_half, 0, 1)]
@@ -226,8 +231,12 @@ class _Chains:
         self._fresh_start = True
         self._fit: Floats = np.zeros(CHAINS)
 
+    def _attempt_blocks(self) -> Iterator[Indexes]:
+        """Yield the blocks of each attempt of the given-up deliveries."""
+        return map(self._time.blocks_at, self._given_up.attempt_bins())
+
     def _overall_rate(self) -> float:
-        theirs = float(self._given_up.count.sum()) * self._blocks.shape[1]
+        theirs = float(self._given_up.count.sum()) * len(self._given_up.offsets)
         tried = max(float(self._time.attempts.sum()) - theirs, 1.0)
         well = float(self._time.successes.sum())
         return float(well / tried)
@@ -267,11 +276,10 @@ class _Chains:
         """Return the log-likelihood of each level by block and chain."""
         count = len(self._time.lengths)
         failed = self._time.attempts - self._time.successes
-        made = self._blocks.shape[1]
         theirs = np.zeros((count, CHAINS))
-        for chain in range(CHAINS):
-            weights = np.repeat(self.undeliverable[chain], made)
-            theirs[:, chain] = np.bincount(self._blocks.ravel(), weights, minlength=count)
+        for blocks in self._attempt_blocks():
+            for chain in range(CHAINS):
+                theirs[:, chain] += np.bincount(blocks, self.undeliverable[chain], minlength=count)
         left = np.maximum(failed[:, None] - theirs, 0.0)
         if self._fresh_start:
             left = self._first_evidence(left)
@@ -350,9 +358,10 @@ class _Chains:
         """Draw how many deliveries of each group no attempt would deliver."""
         groups = self._given_up
         if len(groups.count):
-            at = self.levels[self._blocks]  # group, attempt, chain
-            unlucky = _LOG_FAILURE[at].sum(axis=1).T
-            odds = np.log(self._share / (1 - self._share))[:, None] - unlucky
+            unlucky = np.zeros((len(groups.count), CHAINS))
+            for blocks in self._attempt_blocks():
+                unlucky += _LOG_FAILURE[self.levels[blocks]]
+            odds = np.log(self._share / (1 - self._share))[:, None] - unlucky.T
             chance = 1 / (1 + np.exp(-np.clip(odds, -50, 50)))
             self.undeliverable = self._random.binomial(groups.count, chance)
         found = self.undeliverable.sum(axis=1)

@@ -131,11 +131,7 @@ def advise(
         Timeline.of_bins(
             bins, attempts, successes, beyond=int(min(_MAX_SPAN_S / BIN_S, last - first))
         ),
-        GivenUp(
-            first=given_up.bins,
-            count=given_up.count,
-            attempt_bins=np.floor(given_up.bins[:, None] + 0.5 + offsets / BIN_S).astype(np.int64),
-        ),
+        GivenUp(first=given_up.bins, count=given_up.count, offsets=offsets / BIN_S),
         deliveries=int(retried.count.sum()),
         random=random,
     )

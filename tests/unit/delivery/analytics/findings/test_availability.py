@@ -1,5 +1,7 @@
 """Test that availability is distinguished from refused bodies, and blocks from each other."""
 
+import tracemalloc
+
 import numpy as np
 
 from delivery.analytics.findings.availability import (
@@ -60,7 +62,7 @@ def test_an_outage_is_not_a_refused_body_and_a_refused_body_is_no_outage() -> No
     given_up = GivenUp(
         first=np.concatenate((refused, outage)),
         count=np.concatenate((np.ones(2, dtype=np.int64), np.full(len(outage), 2))),
-        attempt_bins=np.concatenate((refused, outage))[:, None] + waits,
+        offsets=waits.astype(np.float64),
     )
     paths = sample_availability(
         Timeline.of_bins(some, attempts, successes, beyond=40),
@@ -95,9 +97,28 @@ def test_a_lone_failure_between_successes_is_noise() -> None:
         GivenUp(
             first=np.zeros(0, dtype=np.int64),
             count=np.zeros(0, dtype=np.int64),
-            attempt_bins=np.zeros((0, TRIES), dtype=np.int64),
+            offsets=np.arange(TRIES, dtype=np.float64),
         ),
         deliveries=200,
         random=np.random.default_rng(3),
     )
     assert rates_at(paths, np.array([some[60] + 1.0])).mean() > 0.7
+
+
+def test_memory_does_not_grow_with_the_attempts_of_given_up_deliveries() -> None:
+    # An endpoint that is away for a day, whose deliveries are tried a hundred times each.
+    first = np.arange(5_000)
+    tracemalloc.start()
+    try:
+        sample_availability(
+            Timeline.of_bins(first, np.full(5_000, 100), np.zeros(5_000, np.int64), beyond=100),
+            GivenUp(
+                first=first, count=np.ones(5_000, np.int64), offsets=np.linspace(0.0, 396.0, 100)
+            ),
+            deliveries=5_000,
+            random=np.random.default_rng(4),
+        )
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 16 << 20
