@@ -32,16 +32,17 @@ class RootCauseResponse(Struct, kw_only=True):
     """Describe a value that is typical of the failures: its share inside and outside of them.
 
     `divergence` (nats) orders the values: how much more the failures have it than other attempts
-    of the same minutes. `log_odds` compares the two shares; `z` measures how sure that is.
+    of the same minutes. `log_odds` compares the two shares; `z` measures how sure that is. All are
+    null in a shared incident, as they would give the totals of other organisations.
     """
 
     attribute: str
     value: str
-    inside: float
-    outside: float
+    inside: float | None
+    outside: float | None
     divergence: float | None = None
-    log_odds: float
-    z: float
+    log_odds: float | None
+    z: float | None
 
 
 class ChangeResponse(Struct, kw_only=True):
@@ -60,10 +61,11 @@ class ChangeResponse(Struct, kw_only=True):
 class IncidentResponse(Struct, kw_only=True):
     """Describe a time in which subscriptions failed together.
 
-    `shared`: subscriptions of other organisations failed too, so totals are left out. `began` and
-    `ended` are estimates; the ranges around them hold 90 % of the time. `open`: nothing has
-    succeeded since. `late`: deliveries whose first attempt failed. `earlier`: similar incidents
-    before it. Fields are null in results of an older version.
+    `subscriptions`: the first hundred by id, of `subscriptions_total`. `shared`: those of other
+    organisations failed too, so totals are left out. `began` and `ended` are estimates; the ranges
+    around them hold 90 % of the time. `open`: nothing has succeeded since. `late`: deliveries whose
+    first attempt failed. `earlier`: similar incidents before it. Fields are null in results of an
+    older version.
     """
 
     incident: int
@@ -76,6 +78,7 @@ class IncidentResponse(Struct, kw_only=True):
     ended_to: datetime | None = None
     open: bool = False
     subscriptions: list[str]
+    subscriptions_total: int | None = None
     shared: bool
     failures: int | None
     attempts: int | None

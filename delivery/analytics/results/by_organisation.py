@@ -24,6 +24,10 @@ _SHARED_ATTRIBUTES: Final = frozenset({"error_class", "http_status"})
 _INCIDENT_TIMES: Final = ("began", "began_from", "began_to", "ended", "ended_from", "ended_to")
 _INCIDENT_TOTALS: Final = ("failures", "attempts", "late", "sidelined", "earlier")
 """Totals of all subscriptions of an incident."""
+_EVIDENCE: Final = ("inside", "outside", "divergence", "log_odds", "z")
+"""Measures of a cause. Beside the failures of one organisation they give the totals of all."""
+MAX_NAMED: Final = 100
+"""Subscriptions that an incident lists; a page of the API has 200 incidents."""
 HOURS_KEPT: Final = timedelta(days=14)
 """Age limit of hourly rows in PostgreSQL; daily rows are all kept."""
 
@@ -81,11 +85,14 @@ def _incident_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFindi
                 "kind": row["kind"],
                 **{name: _optional_text(row[name]) for name in _INCIDENT_TIMES},
                 "open": row["open"],
-                "subscriptions": sorted(subscriptions),
+                "subscriptions": sorted(subscriptions)[:MAX_NAMED],
+                "subscriptions_total": len(subscriptions),
                 "shared": not exclusive,
                 **{name: row[name] if exclusive else None for name in _INCIDENT_TOTALS},
                 "causes": [
-                    dict(cause) for cause in row["causes"] or () if exclusive or _is_own(cause, own)
+                    dict(cause) if exclusive else {**cause, **dict.fromkeys(_EVIDENCE)}
+                    for cause in row["causes"] or ()
+                    if exclusive or _is_own(cause, own)
                 ],
                 "changes": [
                     {**change, "at": _iso_text(change["at"])}

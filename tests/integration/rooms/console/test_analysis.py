@@ -1,5 +1,6 @@
 """Test the pages of the analysis: findings, their age, and advice that is applied."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -96,6 +97,31 @@ async def things(browser: Browser) -> dict[str, Any]:
     )
     assert replace_findings(api.url, run=1, analysed_at=at, findings=[hostile, *found])
     return {"room": room["id"], "crm": crm["id"], "shop": shop["id"]}
+
+
+async def test_a_shared_incident_has_its_cause_without_shares_and_counts_all(
+    browser: Browser, things: dict[str, Any]
+) -> None:
+    api = browser.api
+    owner = OrganisationId((await api.call("GET", "/whoami")).json()["organisation"]["id"])
+    one = incident(owner, 0, things["room"], things["crm"])
+    nothing = dict.fromkeys(("inside", "outside", "divergence", "log_odds", "z"))
+    body = {
+        **one.body,
+        "causes": [{**one.body["causes"][0], **nothing}],
+        "subscriptions_total": 5_021,
+        "shared": True,
+    }
+    at = datetime.now(UTC)
+    body |= {"began": at.isoformat(), "ended": at.isoformat()}
+    found = replace(one, began=at, ended=at, body=body)
+    assert replace_findings(api.url, run=2, analysed_at=at, findings=[found])
+    await browser.sign_in("viewer")
+    page = await browser.get(PATH)
+    assert "HTTP status 503" in page.text
+    assert "of the failures" not in page.text
+    assert "and 5001 more" in page.text
+    assert "5021 subscriptions failed together" in (await browser.get("/console")).text
 
 
 async def test_without_a_result_a_page_says_how_to_get_one(browser: Browser) -> None:

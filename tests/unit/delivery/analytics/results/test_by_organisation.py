@@ -124,6 +124,31 @@ def test_a_shared_incident_shows_networks_versions_and_changes_of_its_own() -> N
         assert (totals["open"], totals["ended_to"]) == (True, None)
 
 
+def test_the_causes_of_a_shared_incident_do_not_give_its_totals() -> None:
+    # With the share of the failures at its host, one would know how many there are elsewhere.
+    findings = shared(incidents=[incident(1, A, C)], rollups_hourly=[rollup(1, "a.test")])
+    for organisation in (OURS, THEIRS):
+        (one,) = of(findings, organisation, "incidents")
+        assert one["causes"]
+        for found in one["causes"]:
+            assert {
+                value for name, value in found.items() if name not in {"attribute", "value"}
+            } == {None}
+    (own,) = of(shared(incidents=[incident(1, A, B)]), OURS, "incidents")
+    assert [one["inside"] for one in own["causes"]] == [1.0] * 4
+
+
+def test_an_incident_of_many_subscriptions_lists_a_hundred_and_counts_all() -> None:
+    many = sorted(_ids.generate(RoomId(1), 2_000) for _ in range(5_000))
+    owners = Owners(rooms=ROOMS, subscribers={SubscriptionId(one): OURS for one in many})
+    (found,) = found_in({"incidents": [incident(1, *many)]}, owners)
+    assert found.body["subscriptions"] == many[:100]
+    assert found.body["subscriptions_total"] == 5_000
+    assert not found.body["shared"]
+    # Filters and restricted keys are compared with every one.
+    assert sorted(found.subscriptions) == many
+
+
 def test_an_own_incident_has_its_costs() -> None:
     (one,) = of(shared(incidents=[incident(1, A, B)]), OURS, "incidents")
     assert (one["late"], one["sidelined"], one["earlier"]) == (30, 3, 2)
