@@ -5,16 +5,18 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from delivery.analytics.findings.cells import searched_bins
 from delivery.analytics.findings.policy_choice import RetryAdvice, advise
 from delivery.analytics.findings.replay import Arrivals, EffectRange, Policy, PolicyEffect
 from delivery.analytics.findings.results import Row, int_column
-from delivery.analytics.findings.series import Ints
+from delivery.analytics.findings.series import BIN_S, Ints
 from delivery.analytics.findings.success_rates import AttemptSuccessRates
 from delivery.analytics.findings.turns import take_turns
 
@@ -69,11 +71,12 @@ class AdvisedSubscriptions:
 
 
 def advise_all(
-    arrivals: pa.Table | None, subscriptions: AdvisedSubscriptions
+    arrivals: pa.Table | None, subscriptions: AdvisedSubscriptions, now: datetime
 ) -> Iterator[RetryAdvice]:
     """Yield the advice for every subscription with failures and enough deliveries.
 
-    `arrivals`: (sub_key, bin, tries, delivered, count) of finished PUSH deliveries.
+    `arrivals`: (sub_key, bin, tries, delivered, count) of finished PUSH deliveries. `now` leaves
+    out those whose times are wrong by years.
     """
     if arrivals is None:
         return
@@ -82,9 +85,19 @@ def advise_all(
         came = arrival_rows.get(one)
         if came is None:
             continue
-        advised = _advise(one, came, subscriptions.by_bin[one], subscriptions.by_number[one])
+        advised = _advise(
+            one,
+            _searched(came, now),
+            _searched(subscriptions.by_bin[one], now),
+            subscriptions.by_number[one],
+        )
         if advised is not None:
             yield advised
+
+
+def _searched(counts: Mapping[str, Ints], now: datetime) -> Mapping[str, Ints]:
+    some = searched_bins(counts["bin"], BIN_S, now)
+    return {name: values[some] for name, values in counts.items()}
 
 
 def _advise(
@@ -93,6 +106,8 @@ def _advise(
     measured: Mapping[str, Ints],
     by_number: Sequence[Mapping[str, int]],
 ) -> RetryAdvice | None:
+    if not len(measured["bin"]):
+        return None
     last = max(one["attempt"] for one in by_number)
     dense = {name: np.zeros(last + 1, dtype=np.int64) for name in BY_ATTEMPT}
     for one in by_number:

@@ -7,6 +7,7 @@ depend on the log only, and not on the order in which an engine returns its coun
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -83,6 +84,23 @@ BROUGHT: Final = frozenset(
 """Attributes of workers and publishers: a value does not exist before its first use."""
 DISPLAYED: Final = {_TYPED_VERSION: "event_version"}
 """Names of attributes in results, where they differ: a version is of its event type."""
+
+
+LOG_DAYS: Final = 731
+"""Days before the newest row that are searched."""
+_DAY_S: Final = 86_400
+
+
+def searched_bins(bins: Ints, bin_s: int, now: datetime) -> Mask:
+    """Return a mask of the bins that are searched: two years, and none a day after `now`.
+
+    Times are those of PostgreSQL's clock. Rows of an hour in which it was wrong by years would make
+    the log as long, and time and memory grow with its length.
+    """
+    past = bins < (now.timestamp() + _DAY_S) / bin_s
+    newest = bins[past].max(initial=0)
+    found: Mask = past & (bins > newest - LOG_DAYS * _DAY_S // bin_s)
+    return found
 
 
 def sample_step(rows: int, most: int | None = None) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from delivery.analytics.findings import cofailure, incidents, root_cause
-from delivery.analytics.findings.cells import AttemptCells, Ints
+from delivery.analytics.findings.cells import AttemptCells, Ints, searched_bins
 from delivery.analytics.findings.root_cause import ChangeLog
 from delivery.analytics.findings.series import series_by_minute
 from delivery.analytics.sealing.layout import ColumnSpec
@@ -57,8 +57,14 @@ class CofailureResult:
     incidents: Sequence[incidents.Incident]
 
     @classmethod
-    def from_cells(cls, cells: AttemptCells) -> "CofailureResult":
-        """Find incidents in the counts of a log, and pairs that fail together."""
+    def from_cells(cls, cells: AttemptCells, now: datetime | None = None) -> "CofailureResult":
+        """Find incidents in the counts of a log, and pairs that fail together.
+
+        `now` leaves out rows whose times are wrong by years.
+        """
+        if now is not None:
+            searched = searched_bins(cells.bin, cells.bin_s, now)
+            cells = cells if searched.all() else cells.chosen(searched)
         tried = np.flatnonzero(cells.attempts > 0)
         if not len(tried):
             return cls(cells=cells, pairs=(), incidents=())

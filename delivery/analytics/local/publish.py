@@ -148,7 +148,7 @@ class LocalPublisher:
 
     def _write_findings(self, subscriptions: Mapping[int, str]) -> None:
         self._on_status("finding incidents")
-        found = results.CofailureResult.from_cells(self._cells())
+        found = results.CofailureResult.from_cells(self._cells(), self._given.now)
         self._write_rows("cofailures", results.cofailure_rows(found.pairs, subscriptions))
         self._write_rows("incidents", results.incident_rows(found, subscriptions))
         self._on_status("replaying retries")
@@ -161,6 +161,7 @@ class LocalPublisher:
         advised = advice.advise_all(
             self._arrow(queries.ARRIVALS, keys) if keys else None,
             advice.AdvisedSubscriptions.from_counts(rates, bins),
+            self._given.now,
         )
         rows, fronts = advice.advice_rows(advised, subscriptions)
         self._write_rows("advice", rows)

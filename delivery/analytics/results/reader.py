@@ -138,7 +138,8 @@ class AnalysisTables:
                 ),
                 default=None,
             )
-            newer = None if newest is None else ds.field(by) > newest - within
+            # Hours after the analysis are of a clock that was wrong.
+            newer = None if newest is None else ds.field(by) > min(newest, self.at) - within
         found = tables.to_table(filter=newer)
         order = [by, *(name for name in _ORDER if name in found.column_names)]
         for batch in found.sort_by([(name, "descending") for name in order]).to_batches(

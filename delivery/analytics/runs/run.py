@@ -205,9 +205,9 @@ class Analysis:
     def _reusable_findings(self, now: datetime, stale_s: float) -> FindingsRun | None:
         """Return the findings if they are recent enough."""
         kept = self._published_findings()
-        if kept is None or not stale_s or (now - kept.at).total_seconds() >= stale_s:
-            return None
-        return kept
+        # Those of a time to come are of a clock that was wrong.
+        fresh = kept is not None and 0.0 <= (now - kept.at).total_seconds() < stale_s
+        return kept if fresh else None
 
     def _published_findings(self) -> FindingsRun | None:
         """Return the findings that readers see; None if there are none, or no time of them."""

@@ -1,6 +1,7 @@
 """Write the tables of one run from the state of all partitions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -73,18 +74,14 @@ class RunPublisher:
             )
             joined = start(lambda: self._write_journeys(judged, names))
             if given.with_findings:
-                start(lambda: self._write_cofailures(state, subscriptions))
+                start(lambda: self._write_cofailures(state, subscriptions, given.now))
                 failing = start(
                     lambda: self._write_hazards(state.read_table("cells"), subscriptions)
                 )
             joined.result()
             whole = self._read("journeys")
             if given.with_findings:
-                start(
-                    lambda: self._write_advice(
-                        whole, failing.result(), subscriptions, given.manifest.salt
-                    )
-                )
+                start(lambda: self._write_advice(whole, failing.result(), subscriptions, given))
             self._on_status("checking paths")
             books = [gaps, start(lambda: self._write_paths(whole, given.previous_run, read))]
             self._on_status("reconciling")
@@ -153,9 +150,12 @@ class RunPublisher:
         odd = whole.join(paths, list(_IDS), "left").withColumn("anomaly", journeys.anomaly_name())
         self._write("anomalies", odd.where("anomaly is not null"))
 
-    def _write_cofailures(self, state: PartialResults, subscriptions: Mapping[int, str]) -> None:
+    def _write_cofailures(
+        self, state: PartialResults, subscriptions: Mapping[int, str], now: datetime
+    ) -> None:
         self._on_status("finding incidents")
-        found = results.CofailureResult.from_cells(counts.collect_cells(state.read_table("causes")))
+        cells = counts.collect_cells(state.read_table("causes"))
+        found = results.CofailureResult.from_cells(cells, now)
         self._write_rows("cofailures", results.cofailure_rows(found.pairs, subscriptions))
         self._write_rows("incidents", results.incident_rows(found, subscriptions))
 
@@ -176,13 +176,14 @@ class RunPublisher:
         whole: DataFrame,
         failing: advice.AdvisedSubscriptions,
         subscriptions: Mapping[int, str],
-        salt: str,
+        given: Publication,
     ) -> None:
         self._on_status("replaying retries")
         names = [subscriptions[one] for one in failing.by_number]
         some = whole.where(F.col("subscription_id").isin(names))
-        arrivals = counts.arrival_counts(some, salt).toArrow() if names else None
-        rows, fronts = advice.advice_rows(advice.advise_all(arrivals, failing), subscriptions)
+        arrivals = counts.arrival_counts(some, given.manifest.salt).toArrow() if names else None
+        advised = advice.advise_all(arrivals, failing, given.now)
+        rows, fronts = advice.advice_rows(advised, subscriptions)
         self._write_rows("advice", rows)
         self._write_rows("advice_front", fronts)
 

@@ -36,7 +36,11 @@ _ONE_SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _RUN: Final = (
     "INSERT INTO analysis_runs (run, analysed_at, set_aside) VALUES (%s, %s, %s) RETURNING id"
 )
-_NEWER: Final = "SELECT EXISTS (SELECT FROM analysis_runs WHERE analysed_at > %s)"
+# Findings of a time to come are of a clock that was wrong, and must not stay until then.
+_NEWER: Final = (
+    "SELECT EXISTS (SELECT FROM analysis_runs WHERE analysed_at > %s "
+    "AND analysed_at < clock_timestamp() + interval '5 minutes')"
+)
 _DELETE_ROWS: Final = "DELETE FROM analysis_rows"
 _DELETE_OLDER_RUNS: Final = "DELETE FROM analysis_runs WHERE id < %s"
 _COPY_ROWS: Final = """

@@ -144,6 +144,18 @@ async def test_a_later_run_replaces_an_earlier_one_and_never_the_reverse(
     assert (await api.call("GET", "/analysis/incidents")).json()["items"] == []
 
 
+async def test_findings_of_a_time_to_come_are_replaced(api: Api, things: dict[str, Any]) -> None:
+    # The clock of the analysis was wrong by a year, and is right again.
+    one = incident(things["owner"], 0, things["room"], things["subscription"])
+    now = datetime.now(UTC)
+    future = now + timedelta(days=365)
+    assert replace_findings(api.url, run=1, analysed_at=future, findings=[])
+    assert replace_findings(api.url, run=2, analysed_at=now, findings=[one])
+    found = (await api.call("GET", "/analysis/incidents")).json()
+    assert len(found["items"]) == 1
+    assert datetime.fromisoformat(found["analysed_at"]) == now
+
+
 async def test_every_list_names_the_hours_that_were_not_read(
     api: Api, things: dict[str, Any]
 ) -> None:

@@ -5,14 +5,16 @@ Oracle: the tables of a run that was not disturbed.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from delivery.analytics.local.engine import LocalEngine
 from delivery.analytics.local.publish import LocalPublisher
 from delivery.analytics.results.reader import AnalysisTables
+from delivery.analytics.runs.run import Analysis
 from delivery.analytics.runs.tables import FINDING_TABLES, TABLES_BY_NAME
 from delivery.analytics.spark.publish_results import RunPublisher
 from tests.support.analysis_run import Analyse, Analysed, AnalyseHere
@@ -177,3 +179,16 @@ def test_runs_that_die_in_their_findings_leave_few_folders(
     found = {int(path.name) for path in (unread.out / "runs").iterdir()}
     latest = unread.latest()["run"]
     assert found == {findings["run"], latest - 1, latest}
+
+
+def test_findings_of_a_time_to_come_are_computed_again(
+    unread: Analysed, two_hours: tuple[pa.Table, pa.Table]
+) -> None:
+    engine = LocalEngine(
+        segments_at=str(unread.segments), output=str(unread.out), on_status=lambda _: None
+    )
+    # The clock of the machine was wrong by a year, and is right again.
+    assert Analysis(engine).run(now=NOW + timedelta(days=365)) is not None
+    write(two_hours[1], unread.segments)
+    assert Analysis(engine).run(now=NOW, stale_s=300.0) is not None
+    assert unread.latest()["findings"] == {"run": 2, "at": NOW.isoformat()}

@@ -245,6 +245,14 @@ def test_hours_are_kept_for_two_weeks() -> None:
     assert len(of(findings, OURS, "rollups_hourly")) == 2
 
 
+def test_an_hour_to_come_hides_no_other() -> None:
+    # PostgreSQL's clock was wrong by a year for a moment.
+    found = shared(
+        rollups_hourly=[rollup(1, "a.test", hours=hours) for hours in (-365 * 24, 0, 24, 14 * 24)]
+    )
+    assert len(of(found, OURS, "rollups_hourly")) == 3
+
+
 def test_old_hours_are_not_made_rows(tmp_path: Path) -> None:
     """A log of a year has millions of them. The newest come first, of one hour by room."""
     rows = [
