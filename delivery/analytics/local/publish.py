@@ -26,7 +26,6 @@ _TYPES: Final = {
     "date": "DATE",
 }
 _KIND_NAMES: Final = ("unknown", *(kind.value for kind in CODES))
-_HOUR_US: Final = 3_600_000_000
 _NO_ROWS: Final = (
     "(SELECT NULL::BIGINT AS delivery_hi, NULL::BIGINT AS delivery_lo,"
     " NULL::BIGINT AS order_key, NULL::UTINYINT AS code WHERE false)"
@@ -92,7 +91,7 @@ class LocalPublisher:
         run = self._connection.execute
         run(
             "CREATE OR REPLACE TABLE pending AS"
-            " SELECT delivery_hi, delivery_lo, events, first_us, last_us FROM whole WHERE NOT plain"
+            " SELECT delivery_hi, delivery_lo, events FROM whole WHERE NOT plain"
         )
         columns = "delivery_hi, delivery_lo, events, path, legal"
         empty = "NULL::BIGINT, NULL::BIGINT, NULL::BIGINT, NULL::VARCHAR, NULL::BOOLEAN"
@@ -111,9 +110,11 @@ class LocalPublisher:
         run("DELETE FROM pending p WHERE EXISTS (SELECT 1 FROM earlier e WHERE"
             " e.delivery_hi = p.delivery_hi AND e.delivery_lo = p.delivery_lo"
             " AND e.events = p.events)")  # fmt: skip
+        # Not those between its first and its last row: one delivery of last year would have the
+        # whole log read in every run.
         hours = run(
-            f"SELECT DISTINCT unnest(range(first_us // {_HOUR_US}, last_us // {_HOUR_US} + 1))"
-            " FROM pending ORDER BY 1"
+            "SELECT DISTINCT part FROM deliveries SEMI JOIN pending"
+            " USING (delivery_hi, delivery_lo) ORDER BY part"
         ).fetchall()
         found = [
             f"SELECT delivery_hi, delivery_lo, order_key, code FROM {view}"

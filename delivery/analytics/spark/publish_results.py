@@ -83,7 +83,10 @@ class RunPublisher:
             if given.with_findings:
                 start(lambda: self._write_advice(whole, failing.result(), subscriptions, given))
             self._on_status("checking paths")
-            books = [gaps, start(lambda: self._write_paths(whole, given.previous_run, read))]
+            books = [
+                gaps,
+                start(lambda: self._write_paths(whole, deliveries, given.previous_run, read)),
+            ]
             self._on_status("reconciling")
             totals = start(
                 lambda: self._write_reconciliation(reconciliation.reconcile(anchors, whole, unread))
@@ -115,35 +118,32 @@ class RunPublisher:
             journeys.with_message(whole.withColumn("delivery_id", journeys.id_text(*_IDS))),
         )
 
-    def _write_paths(self, whole: DataFrame, previous_run: int | None, read: ReadRows) -> None:
+    def _write_paths(
+        self, whole: DataFrame, deliveries: DataFrame, previous_run: int | None, read: ReadRows
+    ) -> None:
         """Write the paths of deliveries that are not plain; copy those without new rows."""
-        not_plain = whole.where("not plain").select(*_IDS, "events", "first_us", "last_us")
+        not_plain = whole.where("not plain").select(*_IDS, "events")
         found: list[DataFrame] = []
         if previous_run is not None:
             earlier = self._read("paths", previous_run).where("legal is not null")
-            found.append(
-                earlier.join(not_plain.select(*_IDS, "events"), [*_IDS, "events"], "left_semi")
-            )
+            found.append(earlier.join(not_plain, [*_IDS, "events"], "left_semi"))
             not_plain = not_plain.join(
                 earlier.select(*_IDS, "events"), [*_IDS, "events"], "left_anti"
             )
-        hours = F.sequence(
-            *(F.floor(F.col(name) / F.lit(3_600_000_000)) for name in ("first_us", "last_us"))
-        )
-        parts = sorted(
-            row["part"]
-            for row in not_plain.select(F.explode(hours).alias("part")).distinct().collect()
-        )
-        rows = read(parts)
-        pending = not_plain.select(*_IDS, "events")
+        # Not the hours between its first and its last row: one delivery of last year would have the
+        # whole log read in every run.
+        hours = deliveries.join(not_plain.select(*_IDS), list(_IDS), "left_semi")
+        rows = read(sorted(row["part"] for row in hours.select("part").distinct().collect()))
         if rows is None:
-            unseen = pending.withColumns(
+            unseen = not_plain.withColumns(
                 {"path": F.lit(None).cast("string"), "legal": F.lit(None).cast("boolean")}
             )
             found.append(unseen)
         else:
-            walked = journeys.kind_paths(rows.join(pending.select(*_IDS), list(_IDS), "left_semi"))
-            found.append(pending.join(walked, [*_IDS, "events"], "left"))
+            walked = journeys.kind_paths(
+                rows.join(not_plain.select(*_IDS), list(_IDS), "left_semi")
+            )
+            found.append(not_plain.join(walked, [*_IDS, "events"], "left"))
         everything = found[0] if len(found) == 1 else found[0].unionByName(found[1])
         self._write("paths", everything)
         paths = self._read("paths").drop("events")
