@@ -150,7 +150,7 @@ def reconcile(session: CliSession, /) -> None:
     found = open_results(session)
     from delivery.analytics.results.reader import oldest_first, read_reconciliation
 
-    books = read_reconciliation(found.rows, is_incomplete=found.is_incomplete)
+    books = read_reconciliation(found.each_row, is_incomplete=found.is_incomplete)
     ages = oldest_first(found.rows("ages"))
     output = session.output()
     if output.as_json:

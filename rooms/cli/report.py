@@ -106,7 +106,7 @@ def report(
 
     ids = {
         row["subscription_id"]
-        for row in found.rows("rollups_daily", ["subscription_id"])
+        for row in found.distinct("rollups_daily", ["subscription_id"])
         if row["subscription_id"] is not None
     }
     summary = pages.HtmlReport.from_tables(found, _read_surroundings(session, ids))

@@ -59,6 +59,12 @@ class Tables:
     def rows(self, table: str) -> Rows:
         return self._tables.get(table, [])
 
+    def each_row(
+        self, table: str, columns: Sequence[str] | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        for row in self.rows(table):
+            yield row if columns is None else {name: row[name] for name in columns}
+
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[ColumnBatch]:
         if table == "rollups_hourly":
             for row in self._tables.get(table, []):

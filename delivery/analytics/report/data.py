@@ -167,6 +167,10 @@ def _percentiles(counts: npt.NDArray[np.int64]) -> Iterator[tuple[str, float]]:
 Row = Mapping[str, Any]
 ReadTable = Callable[[str], Sequence[Row]]
 """Reads the rows of a small analysis table."""
+EachRow = Callable[[str, Sequence[str]], Iterable[Row]]
+"""Reads columns of a table that grows with the log, row after row."""
+_HAZARD_COLUMNS: Final = ("attempt", "attempts", "successes", "mean_delay_ms")
+_DAILY_COLUMNS: Final = ("subscription_id", "room_id", "target_host", "attempts", "failures")
 MAX_SECTIONS: Final = 200
 """Subscriptions with a section of their own, most failures first."""
 MAX_SHOWN: Final = 40
@@ -234,14 +238,14 @@ class SubscriptionNames:
 
 
 def read_subscription_names(
-    read: ReadTable, names: Mapping[str, Names], log_end: datetime | None
+    read: ReadTable, each_row: EachRow, names: Mapping[str, Names], log_end: datetime | None
 ) -> SubscriptionNames:
     """Read the tables `rollups_daily`, `incidents` and `cofailures`, and name subscriptions."""
     attempts: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     hosts: dict[str, Counter[str]] = {}
     rooms: dict[str, int] = {}
-    for row in read("rollups_daily"):
+    for row in each_row("rollups_daily", _DAILY_COLUMNS):
         one = row["subscription_id"]
         if one is None:
             continue
@@ -394,10 +398,10 @@ def _gain(row: Row) -> float:
     return float(row["recommended_delivered"]) - float(row["measured_delivered"])
 
 
-def read_retries(read: ReadTable) -> Retries:
+def read_retries(read: ReadTable, each_row: EachRow) -> Retries:
     """Read the tables `hazards`, `advice` and `advice_front`."""
     sums: dict[int, list[float]] = {}
-    for row in read("hazards"):
+    for row in each_row("hazards", _HAZARD_COLUMNS):
         known = sums.setdefault(row["attempt"], [0, 0, 0.0, 0])
         known[0] += row["attempts"]
         known[1] += row["successes"]

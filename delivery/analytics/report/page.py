@@ -89,6 +89,12 @@ class ReportTables(Protocol):
         """Return the rows of a small table."""
         ...
 
+    def each_row(
+        self, table: str, columns: Sequence[str] | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows of a table that grows with the log."""
+        ...
+
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[ColumnBatch]:
         """Return a large table in batches."""
         ...
@@ -139,17 +145,17 @@ class HtmlReport:
         """Read the tables of one run."""
         history = read_history(lambda columns: tables.batches("journeys", columns))
         known = {**(around.live.names if around.live else {}), **around.names}
-        names = read_subscription_names(tables.rows, known, history.log_end)
+        names = read_subscription_names(tables.rows, tables.each_row, known, history.log_end)
         return cls(
             run=tables.run,
             at=tables.at,
             findings_at=tables.findings_at,
             reconciliation=read_reconciliation(
-                tables.rows, is_incomplete=tables.set_aside_total > 0
+                tables.each_row, is_incomplete=tables.set_aside_total > 0
             ),
             history=history,
             names=names,
-            retries=read_retries(tables.rows),
+            retries=read_retries(tables.rows, tables.each_row),
             hourly=read_hourly_failures(
                 lambda columns: tables.batches("rollups_hourly", columns),
                 [one.id for one in names.worst(MAX_SECTIONS)],

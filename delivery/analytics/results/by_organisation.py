@@ -19,6 +19,7 @@ _ATTRIBUTES: Final = ("room_id", "event_type", "target_host")
 
 _POLICY: Final = ("delay_ms", "multiplier", "redeliveries", "max_delay_ms", "jitter")
 _EFFECT: Final = ("delivered", "attempts", "mean_wait_s", "p95_wait_s")
+_HAZARD: Final = ("attempt", "attempts", "successes", "hazard", "mean_delay_ms")
 _SHARED_ATTRIBUTES: Final = frozenset({"error_class", "http_status"})
 """Common causes that identify no organisation."""
 _INCIDENT_TIMES: Final = ("began", "began_from", "began_to", "ended", "ended_from", "ended_to")
@@ -37,6 +38,10 @@ class Tables(Protocol):
 
     def rows(self, table: str) -> Sequence[Row]:
         """Return all rows: of a table that does not grow with the age of the log."""
+        ...
+
+    def each_row(self, table: str) -> Iterator[Row]:
+        """Yield all rows, few of them in memory."""
         ...
 
     def newest_rows(self, table: str, by: str, *, within: timedelta | None = None) -> Iterator[Row]:
@@ -181,23 +186,20 @@ def _advice_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFinding
             "expected": _group(row, "expected", _EFFECT),
         }
         fronts.setdefault(row["subscription_id"], []).append(point)
-    hazards: dict[str, list[Row]] = {}
-    for row in sorted(tables.rows("hazards"), key=lambda row: row["attempt"]):
-        hazard = {
-            name: row[name]
-            for name in ("attempt", "attempts", "successes", "hazard", "mean_delay_ms")
-        }
-        hazards.setdefault(row["subscription_id"], []).append(hazard)
-    for number, row in enumerate(
-        sorted(tables.rows("advice"), key=lambda row: str(row["subscription_id"]))
-    ):
+    advice = sorted(tables.rows("advice"), key=lambda row: str(row["subscription_id"]))
+    # Every subscription with attempts has hazards, and few have advice.
+    hazards: dict[str, list[Row]] = {row["subscription_id"]: [] for row in advice}
+    for row in tables.each_row("hazards"):
+        if (of := hazards.get(row["subscription_id"])) is not None:
+            of.append({name: row[name] for name in _HAZARD})
+    for number, row in enumerate(advice):
         subscription = row["subscription_id"]
         owner = owners.of_subscription(subscription)
         if owner is not None:
             body = {
                 **advice_body(row),
                 "front": fronts.get(subscription, []),
-                "hazards": hazards.get(subscription, []),
+                "hazards": sorted(hazards[subscription], key=lambda one: one["attempt"]),
             }
             yield _finding(owner, "advice", number, [subscription], body)
 

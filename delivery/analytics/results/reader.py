@@ -7,7 +7,7 @@ import json
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
@@ -110,15 +110,24 @@ class AnalysisTables:
             for (part, reason), number in ordered[:_MAX_HOURS]
         ]
 
-    def rows(self, table: str, columns: Sequence[str] | None = None) -> list[Row]:
-        """Return the rows of a table."""
+    def rows(self, table: str) -> list[Row]:
+        """Return the rows of a table that does not grow with the log."""
+        tables = self._dataset(table)
+        read: list[Row] = [] if tables is None else tables.to_table().to_pylist()
+        return read
+
+    def each_row(self, table: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
+        """Yield the rows of a table that grows with the log, a thousand of them in memory."""
         tables = self._dataset(table)
         if tables is None:
-            return []
-        read: list[Row] = tables.to_table(
-            columns=None if columns is None else list(columns)
-        ).to_pylist()
-        return read
+            return
+        for batch in tables.to_batches(
+            columns=None if columns is None else list(columns),
+            batch_size=_ROWS,
+            batch_readahead=1,
+            fragment_readahead=1,
+        ):
+            yield from batch.to_pylist()
 
     def newest_rows(self, table: str, by: str, *, within: timedelta | None = None) -> Iterator[Row]:
         """Yield the rows of a table, the newest by a time first; `within` of the newest, if given.
@@ -275,7 +284,7 @@ class Reconciliation:
 
 
 def read_reconciliation(
-    read: Callable[[str], Sequence[RowMapping]], *, is_incomplete: bool = False
+    read: Callable[[str], Iterable[RowMapping]], *, is_incomplete: bool = False
 ) -> Reconciliation:
     """Sum up the tables `reconciliation` and `gaps`."""
     sums: dict[str, int] = {}

@@ -23,7 +23,9 @@ def labels(names: Mapping[str, Names | None]) -> list[str]:
     ]
     tables = {"rollups_daily": day, "incidents": [], "cofailures": []}
     known = {one: name for one, name in names.items() if name is not None}
-    found = read_subscription_names(lambda table: tables[table], known, None)
+    found = read_subscription_names(
+        lambda table: tables[table], lambda table, _: tables[table], known, None
+    )
     return [found.label(one) for one in names]
 
 
