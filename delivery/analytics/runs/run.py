@@ -290,10 +290,12 @@ class Analysis:
 
     def _delete_old_runs(self, run: int, findings: FindingsRun | None) -> None:
         """Delete the tables that no reader has open, as far as reading lasts less than a run."""
-        for folder in self._output.folders("runs"):
-            is_shown = findings is not None and int(folder) == findings.run
-            if int(folder) <= run - _KEPT_RUNS and not is_shown:
-                self._output.delete(f"runs/{folder}")
+        # Others may keep folders there, such as snapshots of a file system.
+        runs = [int(name) for name in self._output.folders("runs") if name.isdecimal()]
+        for old in runs:
+            is_shown = findings is not None and old == findings.run
+            if old <= run - _KEPT_RUNS and not is_shown:
+                self._output.delete(f"runs/{old}")
 
     def _whole_partitions(
         self,

@@ -192,3 +192,12 @@ def test_findings_of_a_time_to_come_are_computed_again(
     write(two_hours[1], unread.segments)
     assert Analysis(engine).run(now=NOW, stale_s=300.0) is not None
     assert unread.latest()["findings"] == {"run": 2, "at": NOW.isoformat()}
+
+
+def test_a_folder_of_others_among_the_runs_stays_and_does_no_harm(
+    analyse_here: AnalyseHere, unread: Analysed
+) -> None:
+    other = unread.out / "runs" / ".snapshot"
+    other.mkdir(parents=True)
+    assert analyse_here.again(unread).report is not None
+    assert other.is_dir()
