@@ -8,6 +8,7 @@ import os
 import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from delivery.errors import DeliveryError
+from rooms.errors import TransientError
 
 Row = dict[str, Any]
 _BATCH: Final = 1 << 16
@@ -33,9 +35,24 @@ class NotAnalysedError(DeliveryError):
     """There are no analysis tables at the address."""
 
 
+class TablesReplacedError(DeliveryError, TransientError):
+    """Later runs have replaced the tables while they were read."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Raise TablesReplacedError if a file is gone."""
+    try:
+        yield
+    except FileNotFoundError as exc:
+        raise TablesReplacedError(
+            "later runs of the analysis have replaced the tables while they were read: try again"
+        ) from exc
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisTables:
-    """The tables of one run."""
+    """The tables of one run. Reading raises TablesReplacedError once later runs deleted them."""
 
     run: int
     at: datetime
@@ -110,6 +127,7 @@ class AnalysisTables:
             for (part, reason), number in ordered[:_MAX_HOURS]
         ]
 
+    @_reading()
     def rows(self, table: str) -> list[Row]:
         """Return the rows of a table that does not grow with the log."""
         tables = self._dataset(table)
@@ -118,44 +136,47 @@ class AnalysisTables:
 
     def each_row(self, table: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """Yield the rows of a table that grows with the log, a thousand of them in memory."""
-        tables = self._dataset(table)
-        if tables is None:
-            return
-        for batch in tables.to_batches(
-            columns=None if columns is None else list(columns),
-            batch_size=_ROWS,
-            batch_readahead=1,
-            fragment_readahead=1,
-        ):
-            yield from batch.to_pylist()
+        with _reading():
+            tables = self._dataset(table)
+            if tables is None:
+                return
+            for batch in tables.to_batches(
+                columns=None if columns is None else list(columns),
+                batch_size=_ROWS,
+                batch_readahead=1,
+                fragment_readahead=1,
+            ):
+                yield from batch.to_pylist()
 
     def newest_rows(self, table: str, by: str, *, within: timedelta | None = None) -> Iterator[Row]:
         """Yield the rows of a table, the newest by a time first; `within` of the newest, if given.
 
         Only these are in memory, as columns; as rows, a thousand at a time.
         """
-        tables = self._dataset(table)
-        if tables is None:
-            return
-        newer = None
-        if within is not None:
-            newest = max(
-                (
-                    found
-                    for batch in tables.to_batches(columns=[by])
-                    if (found := pc.max(batch.column(by)).as_py()) is not None
-                ),
-                default=None,
-            )
-            # Hours after the analysis are of a clock that was wrong.
-            newer = None if newest is None else ds.field(by) > min(newest, self.at) - within
-        found = tables.to_table(filter=newer)
-        order = [by, *(name for name in _ORDER if name in found.column_names)]
-        for batch in found.sort_by([(name, "descending") for name in order]).to_batches(
-            max_chunksize=_ROWS
-        ):
-            yield from batch.to_pylist()
+        with _reading():
+            tables = self._dataset(table)
+            if tables is None:
+                return
+            newer = None
+            if within is not None:
+                newest = max(
+                    (
+                        found
+                        for batch in tables.to_batches(columns=[by])
+                        if (found := pc.max(batch.column(by)).as_py()) is not None
+                    ),
+                    default=None,
+                )
+                # Hours after the analysis are of a clock that was wrong.
+                newer = None if newest is None else ds.field(by) > min(newest, self.at) - within
+            found = tables.to_table(filter=newer)
+            order = [by, *(name for name in _ORDER if name in found.column_names)]
+            for batch in found.sort_by([(name, "descending") for name in order]).to_batches(
+                max_chunksize=_ROWS
+            ):
+                yield from batch.to_pylist()
 
+    @_reading()
     def distinct(self, table: str, columns: Sequence[str]) -> list[Row]:
         """Return each combination of values that some columns of a table have."""
         tables = self._dataset(table)
@@ -171,14 +192,17 @@ class AnalysisTables:
 
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Yield columns of a large table in batches; nulls turn integers into floats with NaN."""
-        tables = self._dataset(table)
-        if tables is None:
-            return
-        for batch in tables.to_batches(
-            columns=list(columns), batch_size=_BATCH, batch_readahead=1, fragment_readahead=1
-        ):
-            if batch.num_rows:
-                yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in columns}
+        with _reading():
+            tables = self._dataset(table)
+            if tables is None:
+                return
+            for batch in tables.to_batches(
+                columns=list(columns), batch_size=_BATCH, batch_readahead=1, fragment_readahead=1
+            ):
+                if batch.num_rows:
+                    yield {
+                        name: batch.column(name).to_numpy(zero_copy_only=False) for name in columns
+                    }
 
     def _dataset(self, table: str) -> Any:
         if table not in self._tables:

@@ -1,15 +1,19 @@
 """Test findings by organisation, and reconciliation totals."""
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from delivery.analytics.results.by_organisation import findings_by_organisation
 from delivery.analytics.results.reader import Reconciliation, read_reconciliation
 from rooms.db.queries.analytics import AnalysisFinding, Owners
 from rooms.domain.ids import IdGenerator, OrganisationId, RoomId, SubscriptionId
+from rooms.errors import TransientError
 from tests.support.analysis_tables import write_tables
 
 OURS, THEIRS = OrganisationId("ours"), OrganisationId("theirs")
@@ -267,6 +271,21 @@ def test_old_hours_are_not_made_rows(tmp_path: Path) -> None:
     assert len(list(tables.newest_rows("rollups_hourly", "hour"))) == 800
     assert len(tables.distinct("rollups_hourly", ("room_id", "target_host"))) == 2
     assert list(tables.newest_rows("absent", "hour")) == []
+
+
+def test_tables_that_later_runs_replaced_are_an_outage_and_no_traceback(tmp_path: Path) -> None:
+    tables = write_tables(tmp_path, {"rollups_hourly": [rollup(1, "a.test")]})
+    reads: list[Callable[[], object]] = [
+        lambda: tables.rows("rollups_hourly"),
+        lambda: list(tables.each_row("rollups_hourly")),
+        lambda: list(tables.newest_rows("rollups_hourly", "hour")),
+        lambda: tables.distinct("rollups_hourly", ("room_id",)),
+        lambda: list(tables.batches("rollups_hourly", ("room_id",))),
+    ]
+    shutil.rmtree(tmp_path / "rollups_hourly")
+    for read in reads:
+        with pytest.raises(TransientError, match="try again"):
+            read()
 
 
 def books(gaps: Sequence[dict[str, Any]] = (), /, **columns: int) -> Reconciliation:
