@@ -107,6 +107,13 @@ def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
+@dataclass(slots=True)
+class SidelineWalk:
+    """Hold how far a request has come in its sideline, to go on there in the next time slice."""
+
+    after: SidelinePosition | None = None
+
+
 class SidelineShovel:
     """Runs shovel requests. Errors are those of PostgreSQL and the magazine; moved rows stay moved.
 
@@ -138,12 +145,14 @@ class SidelineShovel:
         limiter: RateLimiter,
         requested_at: datetime,
         run: JobRun | None = None,
+        walk: SidelineWalk | None = None,
     ) -> bool:
         """Queue the selected deliveries again; return whether the request is finished.
 
         Deliveries sidelined after `requested_at` are excluded, or one that fails at once would be
         shoveled for ever. Reports each batch to `on_progress`; the job of `run` has counted it
         before. `limiter` has the request's rate, and is the same one when the request is continued.
+        So is `walk`, unless a step of it has failed.
         """
 
         async def move(refs: Sequence[EntryRef]) -> Counter[str] | None:
@@ -173,6 +182,7 @@ class SidelineShovel:
             max_shovels=request.max_shovels,
             move=move,
             run=run,
+            walk=walk or SidelineWalk(),
         )
 
     async def purge(
@@ -184,6 +194,7 @@ class SidelineShovel:
         limiter: RateLimiter,
         requested_at: datetime,
         run: JobRun | None = None,
+        walk: SidelineWalk | None = None,
     ) -> bool:
         """End the selected deliveries as `purged`; otherwise as `shovel`."""
 
@@ -203,6 +214,7 @@ class SidelineShovel:
             max_shovels=None,
             move=move,
             run=run,
+            walk=walk or SidelineWalk(),
         )
 
     async def _move_pages(
@@ -216,13 +228,13 @@ class SidelineShovel:
         max_shovels: int | None,
         move: MoveBatch,
         run: JobRun | None,
+        walk: SidelineWalk,
     ) -> bool:
         until = request.selection.until
         selection = replace(
             request.selection, until=requested_at if until is None else min(until, requested_at)
         )
         slots = asyncio.Semaphore(request.concurrency)
-        after: SidelinePosition | None = None
         is_over = False
 
         async def move_batch(refs: Sequence[EntryRef]) -> None:
@@ -241,26 +253,30 @@ class SidelineShovel:
             async with asyncio.TaskGroup() as group:
                 while should_continue() and not is_over:
                     scan = await self._scan(
-                        request, selection, after, limiter.batch_size(self._batch)
+                        request, selection, walk.after, limiter.batch_size(self._batch)
                     )
-                    after, page = scan.further, scan.found
+                    page = scan.found
                     chosen = [
                         one.ref
                         for one in page
                         if max_shovels is None or one.shovel_count < max_shovels
                     ]
+                    # Before anything of the page is counted: it is read again if this ends here.
+                    if chosen and not await sleep_unless_stopped(
+                        limiter.delay_s(), should_continue
+                    ):
+                        return False
                     if skipped := len(page) - len(chosen):
                         if run is not None and not await self._shovels.record_skipped(run, skipped):
                             return False
                         await on_progress(Counter({ShovelOutcome.TOO_OFTEN.value: skipped}))
                     if chosen:
-                        if not await sleep_unless_stopped(limiter.delay_s(), should_continue):
-                            return False
                         limiter.take(len(chosen))
                         await slots.acquire()
                         group.create_task(move_batch(chosen))
-                    if after is None:
+                    if scan.further is None:
                         break
+                    walk.after = scan.further
                 else:
                     return False
         except BaseExceptionGroup as group_error:

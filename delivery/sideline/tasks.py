@@ -1,9 +1,11 @@
 """Maintenance tasks of sidelines: loader, audit, sweeper, jobs and scheduled shovels."""
 
+import asyncio
 import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -16,16 +18,17 @@ from delivery.maintenance.task_context import TaskContext
 from delivery.sideline.audit import SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache
-from delivery.sideline.shovel import ShovelRequest, SidelineShovel
+from delivery.sideline.shovel import ShovelRequest, SidelineShovel, SidelineWalk
 from delivery.sideline.sweeper import SidelineSweeper
 from rooms.db.catalog.shovel_schedules import DueSidelineSchedule, due_schedules
 from rooms.db.connection import transaction
+from rooms.db.job_progress import JobRun
 from rooms.db.jobs.jobs import JobQueue, OpenJob, create_job
 from rooms.db.jobs.requests import MAX_OPEN_JOBS, count_open_jobs
 from rooms.db.sideline.entries import SidelineEntries
-from rooms.db.sideline.queries import SidelineFilter, sideline_count
+from rooms.db.sideline.queries import SidelineFilter, count_sideline_bounded
 from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
-from rooms.domain.ids import IdGenerator, OrganisationId, SubscriptionId
+from rooms.domain.ids import IdGenerator, JobId, OrganisationId, SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.state_machine import SubscriptionType
 from rooms.metrics import Metrics
@@ -36,12 +39,28 @@ _log = logging.getLogger(__name__)
 _STAYED: Final = frozenset({ShovelOutcome.TOO_OFTEN.value, ShovelOutcome.STALE.value})
 """Outcomes of deliveries that a run does not move: the job's next run finds what is still there."""
 
+_MAX_KEPT: Final = 10_000
+"""Jobs whose walk is remembered, also cancelled ones. One that is forgotten begins a new run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SlicedRun:
+    """Hold a run of a job between its time slices."""
+
+    run: JobRun
+    walk: SidelineWalk = field(default_factory=SidelineWalk)
+    stayed: Counter[str] = field(default_factory=Counter)
+
 
 class SidelineJobRunner:
     """Runs shovel and purge jobs. An interrupted job continues with what the sideline then has.
 
     So a result counts what all runs have moved, and what the last one has left. What moves
     deliveries counts them, too: no kill and no broken connection loses a count.
+
+    A run goes on in the next time slice where the last one has ended: begun anew, a walk through a
+    large sideline might not end in any slice. After an error, and in another process, a new one
+    begins.
     """
 
     name = "sideline jobs"
@@ -61,6 +80,8 @@ class SidelineJobRunner:
         self._engine = engine
         self._on_moved = on_moved
         self._rate_limiters = JobRateLimiters(clock.monotonic)
+        self._runs: dict[JobId, _SlicedRun] = {}
+        self._counting = asyncio.Lock()
         handlers = {JobKind.SHOVEL_SIDELINE: self._run_job, JobKind.PURGE_SIDELINE: self._run_job}
         self._jobs = JobRunner(job_queue, handlers, name=self.name)
 
@@ -70,19 +91,14 @@ class SidelineJobRunner:
 
     async def _run_job(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         request = ShovelRequest.from_arguments(job.arguments)
-        async with transaction(self._engine) as connection:
-            left = await sideline_count(
-                connection, request.room, request.subscription, request.selection
-            )
-        job_run = await self._job_queue.start_run(job, recounted=sorted(_STAYED), left=left)
-        if job_run is None:
+        current = await self._continue_run(job, request)
+        if current is None:
             return False
-        stayed: Counter[str] = Counter()
 
         async def on_progress(batch: Counter[str]) -> None:
             for outcome, count in batch.items():
                 if outcome in _STAYED:
-                    stayed[outcome] += count
+                    current.stayed[outcome] += count
                 else:
                     self._on_moved(outcome, count)
 
@@ -97,13 +113,35 @@ class SidelineJobRunner:
             on_progress,
             limiter=self._rate_limiters.get(job.id, request.rate_per_s),
             requested_at=job.created_at,
-            run=job_run,
+            run=current.run,
+            walk=current.walk,
         )
         if done:
             self._rate_limiters.forget(job.id)
-            for outcome, count in stayed.items():
+            for outcome, count in current.stayed.items():
                 self._on_moved(outcome, count)
+        else:
+            self._keep_run(job.id, current)
         return done
+
+    async def _continue_run(self, job: OpenJob, request: ShovelRequest) -> _SlicedRun | None:
+        """Return the run of the last time slice, or a new one; None: the job has ended."""
+        kept = self._runs.pop(job.id, None)
+        if kept is not None and kept.run.position == job.position:
+            job.runs[:] = [kept.run]
+            return kept
+        # One at a time: the other tasks of the process share the connections.
+        async with self._counting, transaction(self._engine) as connection:
+            left = await count_sideline_bounded(
+                connection, request.room, request.subscription, request.selection
+            )
+        run = await self._job_queue.start_run(job, recounted=sorted(_STAYED), left=left)
+        return None if run is None else _SlicedRun(run)
+
+    def _keep_run(self, job: JobId, run: _SlicedRun) -> None:
+        if len(self._runs) >= _MAX_KEPT:
+            del self._runs[next(iter(self._runs))]
+        self._runs[job] = run
 
 
 class ShovelScheduler:

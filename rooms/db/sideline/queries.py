@@ -1,7 +1,7 @@
 """Read a subscription's sideline, for the API and for jobs that select from it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rooms.db.bounded_counts import MAX_COUNTED
 from rooms.db.sideline.entries import EntryRef
 from rooms.db.tables.messages import deliveries, messages, sidelined
 from rooms.db.tables.rooms import rooms, subscriptions
@@ -299,6 +300,36 @@ async def sideline_count(
     return int(
         (await connection.execute(_select(room, subscription, wanted, func.count()))).scalar_one()
     )
+
+
+async def count_sideline_bounded(
+    connection: AsyncConnection,
+    room: RoomId,
+    subscription: SubscriptionId,
+    wanted: SidelineFilter,
+    *,
+    most: int = MAX_COUNTED,
+) -> int | None:
+    """Count the entries; None: the sideline has more than `most`, wanted ones or others."""
+    # The reason is not in the index: looked for there, the statement might read a whole sideline.
+    first = select(sidelined).where(
+        sidelined.c.room_id == room,
+        sidelined.c.subscription_id == subscription,
+        *_entry_conditions(replace(wanted, reason=None)),
+    )
+    ordered = first.order_by(sidelined.c.since, sidelined.c.id)
+    window = ordered.limit(most + 1).cte("window_rows")
+    counted = (
+        select(func.count())
+        .select_from(window.join(deliveries, _is_current(window)).outerjoin(messages, _OF_MESSAGE))
+        .where(*_conditions(wanted))
+    )
+    if wanted.reason is not None:
+        counted = counted.where(window.c.reason == wanted.reason.value)
+    size = select(func.count()).select_from(window)
+    statement = select(counted.scalar_subquery(), size.scalar_subquery())
+    found, scanned = (await connection.execute(statement)).one()
+    return None if scanned > most else int(found)
 
 
 async def end_of_preview(connection: AsyncConnection, wanted: SidelineFilter) -> datetime:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.magazines.kv_magazines import AsyncKvMagazine
 from delivery.sideline import audit as auditing
 from delivery.sideline import shovel as shovelling
+from delivery.sideline import tasks
 from delivery.sideline.audit import AuditResult, SidelineAudit
 from delivery.sideline.loader import SidelineLoader
 from delivery.sideline.magazines import SidelineMagazineCache, sideline_magazine_name
@@ -28,6 +30,7 @@ from rooms.clock import SystemClock
 from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
+from rooms.db.sideline import queries
 from rooms.db.sideline.entries import EntryRef, SidelineEntries
 from rooms.db.sideline.queries import SidelineFilter, SidelineScan, scan_sideline
 from rooms.db.sideline.shovel import ShovelQueries
@@ -891,6 +894,80 @@ async def test_what_stays_is_counted_once_however_often_a_job_goes_on(
     assert (row["state"], row["result"]) == ("done", {"queued": 3, "too_often": 4})
     assert (row["done"], row["total"]) == (7, 7)
     assert stage.moved == {"queued": 3, "too_often": 4}
+
+
+@pytest.mark.parametrize("kind", [JobKind.SHOVEL_SIDELINE, JobKind.PURGE_SIDELINE])
+async def test_a_job_goes_on_where_its_last_time_slice_ended(
+    stage: Stage, kind: JobKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave everything in the sideline, and end each slice after one of several pages."""
+    copies = await stage.sideline(7)
+    await stage.installation.rows("UPDATE deliveries SET shovels = 3")
+    order = ShovelRequest(
+        subscription=stage.subscription,
+        selection=SidelineFilter(
+            error="of none of them" if kind is JobKind.PURGE_SIDELINE else None
+        ),
+    )
+    identity = await job(stage, kind, order)
+    scan, count = SidelineShovel._scan, queries.count_sideline_bounded
+    pages = counts = 0
+
+    async def counted_scan(*given: Any) -> SidelineScan:
+        nonlocal pages
+        pages -= 1
+        return await scan(*given)
+
+    async def counted(*given: Any) -> int | None:
+        nonlocal counts
+        counts += 1
+        return await count(*given)
+
+    def has_pages() -> bool:
+        return pages > 0
+
+    monkeypatch.setattr(shovelling, "scan_sideline", partial(scan_sideline, max_scanned=3))
+    monkeypatch.setattr(SidelineShovel, "_scan", counted_scan)
+    monkeypatch.setattr(tasks, "count_sideline_bounded", counted)
+    jobs = stage.jobs
+    for _ in range(3):
+        pages = 1
+        await jobs.run(has_pages)
+    (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    stayed = {} if kind is JobKind.PURGE_SIDELINE else {"too_often": len(copies)}
+    assert (row["state"], row["result"] or {}) == ("done", stayed)
+    assert stage.moved == stayed
+    assert counts == 1
+
+
+@pytest.mark.parametrize("most", [3, 4])
+async def test_a_large_sideline_is_not_counted(
+    stage: Stage, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have no total until the job is done where so many entries would have to be looked at."""
+    await stage.sideline(3)
+    await stage.sideline(1, reason=Reason.TERMINAL_STATUS)
+    monkeypatch.setattr(tasks, "count_sideline_bounded", partial(counted_up_to, most))
+    selection = SidelineFilter(reason=Reason.ATTEMPTS_EXHAUSTED)
+    order = ShovelRequest(subscription=stage.subscription, selection=selection)
+    identity = await job(stage, JobKind.SHOVEL_SIDELINE, order)
+    totals = []
+    scan = SidelineShovel._scan
+
+    async def scanned(*given: Any) -> SidelineScan:
+        (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+        totals.append(row["total"])
+        return await scan(*given)
+
+    monkeypatch.setattr(SidelineShovel, "_scan", scanned)
+    await stage.jobs.run(always)
+    assert totals[0] == (3 if most == 4 else None)
+    (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    assert (row["state"], row["done"], row["total"]) == ("done", 3, 3)
+
+
+async def counted_up_to(most: int, *given: Any) -> int | None:
+    return await queries.count_sideline_bounded(*given, most=most)
 
 
 KINDS = [
