@@ -394,7 +394,8 @@ class Magazine(Protocol):
     async def fire(self, limit: int = 1) -> Sequence[StoredEntry]:
         """Hand out up to `limit` waiting entries, each to one caller, with `fire_ts` set.
 
-        Entries that are lost on their way to the caller are stuck.
+        Where bodies are large, a store may hand out fewer, but at least one. Entries that are lost
+        on their way to the caller are stuck.
         """
         ...
 
@@ -418,6 +419,10 @@ class Magazine(Protocol):
         """
         ...
 
+    async def peek_slots(self, limit: int, *, after: Slot | None = None) -> Sequence[Slot]:
+        """Return the slots of what `peek` would return, and read no bodies."""
+        ...
+
     async def delete(self, slots: Sequence[Slot], *, swept: bool = False) -> Sequence[Slot]:
         """Delete entries, also those handed out, and return the slots that this call deleted.
 
@@ -437,8 +442,9 @@ class Magazine(Protocol):
     ) -> SweepBatch:
         """Move the sweep pointer over finished slots, and hand out the stuck entries after it.
 
-        It stops at the first entry that is not stuck. Deleting those and sweeping again moves the
-        pointer on, by absolute writes, and never back.
+        It stops at the first entry that is not stuck, and a store may stop where those that it
+        hands out are large. Deleting those and sweeping again moves the pointer on, by absolute
+        writes, and never back.
 
         StaleEpochError: a sweep had a later epoch, and nothing was handed out.
         """

@@ -195,10 +195,26 @@ class KvMagazine(KvSlots):
         return [home if one.slot in ended else None for home, one in zip(homes, taken, strict=True)]
 
     def peek(self, limit: int, after: Slot | None) -> list[StoredEntry]:
-        """`Magazine.peek`, up to the load pointers of this moment."""
+        """`Magazine.peek`: first the slots, since a batch of them may have a gibibyte of bodies."""
         found: list[StoredEntry] = []
+        while len(found) < limit:
+            wanted = limit - len(found)
+            slots = self.peek_slots(wanted, after)
+            found += self.find(slots)  # some may have been deleted meanwhile
+            if len(slots) < wanted:
+                break
+            after = slots[-1]
+        return found
+
+    def peek_slots(self, limit: int, after: Slot | None) -> list[Slot]:
+        """`Magazine.peek_slots`, up to the load pointers of this moment."""
+        found: list[Slot] = []
         for slots in self.slots(after):
-            found += self.find(slots)
+            found += [
+                slot
+                for slot, bins in zip(slots, self._read(slots, STATE_BINS), strict=True)
+                if bins is not None and GONE not in bins
+            ]
             if len(found) >= limit:
                 break
         return found[:limit]

@@ -96,6 +96,10 @@ class AsyncKvMagazine:
         _check_batch(limit)
         return await self._threads.run(self._magazine.peek, limit, after)
 
+    async def peek_slots(self, limit: int, *, after: Slot | None = None) -> Sequence[Slot]:
+        _check_batch(limit)
+        return await self._threads.run(self._magazine.peek_slots, limit, after)
+
     async def delete(self, slots: Sequence[Slot], *, swept: bool = False) -> Sequence[Slot]:
         _check_batch(len(slots))
         return await self._threads.run(self._magazine.delete, slots, swept=swept)

@@ -17,6 +17,7 @@ from rooms.db.writer import LogWriter
 from rooms.domain.magazine import (
     DEFAULT_SHARDS,
     MAX_BATCH,
+    MAX_BATCH_BYTES,
     Entry,
     HandlerQueueRecord,
     MagazineName,
@@ -191,8 +192,8 @@ class PostgresMagazine:
         """Fire from shards without another firer, or else wait for the next free shard."""
         _check_batch(limit)
         taken: list[StoredEntry] = []
-        free = True
-        while len(taken) < limit:
+        size, free = 0, True
+        while len(taken) < limit and size < MAX_BATCH_BYTES:
             wanted = limit - len(taken)
             rows = await self._relaxed.run(
                 postgres_sql.FIRE_FREE if free else postgres_sql.FIRE_ANY,
@@ -202,10 +203,12 @@ class PostgresMagazine:
                     # A call that waits for a shard holds no other, so that there is no deadlock.
                     most=_MAX_SHARDS_PER_CALL if free and wanted >= _MANY_ENTRIES else 1,
                     limit=wanted,
+                    bytes=MAX_BATCH_BYTES - size,
                 ),
             )
             found = _to_sorted_entries(rows)
             taken += found
+            size += sum(len(one.entry.body) for one in found)
             picked, seen = next((row[4], row[8]) for row in rows if row[0] is None)
             if not picked and (taken or not seen):
                 break
@@ -240,6 +243,16 @@ class PostgresMagazine:
                 self._parameters(shard=start.shard, pointer=start.pointer, limit=limit),
             )
         )
+
+    async def peek_slots(self, limit: int, *, after: Slot | None = None) -> Sequence[Slot]:
+        """As the port says."""
+        _check_batch(limit)
+        start = after or Slot(-1, 0)
+        rows = await self._relaxed.run(
+            postgres_sql.PEEK_SLOTS,
+            self._parameters(shard=start.shard, pointer=start.pointer, limit=limit),
+        )
+        return sorted(Slot(shard, pointer) for shard, pointer in rows)
 
     async def delete(self, slots: Sequence[Slot], *, swept: bool = False) -> Sequence[Slot]:
         """As the port says."""
@@ -277,7 +290,13 @@ class PostgresMagazine:
         _check_batch(limit)
         rows = await self._relaxed.run(
             postgres_sql.SWEEP_SHARD,
-            self._parameters(shard=shard, epoch=epoch, older=older_than_s, limit=limit),
+            self._parameters(
+                shard=shard,
+                epoch=epoch,
+                older=older_than_s,
+                limit=limit,
+                bytes=MAX_BATCH_BYTES,
+            ),
         )
         _, pointer, _, _, scanned, *_, held, young, _ = next(row for row in rows if row[0] is None)
         if held is None:

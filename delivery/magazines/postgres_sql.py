@@ -42,6 +42,8 @@ _HAS_WAITING: Final = """coalesce((
         WHERE e.magazine_id = p.magazine_id AND e.shard = p.shard AND e.pointer >= p.pointer LIMIT 1
     ), false)"""
 _EXPIRED: Final = "(%(expires)s::bool AND e.expires_at IS NOT NULL AND e.expires_at <= now())"
+# The length is in the row itself: a large body is not read for it.
+_HANDED_BYTES: Final = "CASE WHEN {0} THEN octet_length(e.body) ELSE 0 END"
 _OLDER_THAN: Final = "now() - %(older)s::float8 * interval '1 s'"
 _ARRAYS: Final = """unnest(%(id)s::text[], %(body)s::bytea[], %(generation)s::int4[], %(shovels)s::int4[], %(reason)s::text[],
         %(detail)s::text[], %(expires_at)s::timestamptz[]"""
@@ -128,12 +130,18 @@ WITH line AS MATERIALIZED (
     SELECT p.shard, p.pointer FROM magazine_pointers p
     WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND {_HAS_WAITING}
     ORDER BY (p.shard + %(turn)s::int4) %% %(shards)s::int4 LIMIT %(most)s::int4 FOR UPDATE {lock}
-), picked AS MATERIALIZED (
-    SELECT %(magazine)s::int4 AS magazine, l.shard, e.pointer FROM line l CROSS JOIN LATERAL (
-        SELECT e.pointer FROM magazine_entries e
+), sized AS MATERIALIZED (
+    SELECT l.shard, e.pointer, e.bytes FROM line l CROSS JOIN LATERAL (
+        SELECT e.pointer, {
+        _HANDED_BYTES.format(f"e.fire_ts IS NULL AND NOT {_EXPIRED}")
+    } AS bytes FROM magazine_entries e
         WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = l.shard AND e.pointer >= l.pointer
         ORDER BY e.pointer LIMIT %(limit)s::int4
     ) e LIMIT %(limit)s::int4
+), picked AS MATERIALIZED (
+    SELECT %(magazine)s::int4 AS magazine, shard, pointer FROM (
+        SELECT shard, pointer, sum(bytes) OVER (ORDER BY (shard + %(turn)s::int4) %% %(shards)s::int4, pointer) - bytes AS before FROM sized
+    ) s WHERE before < %(bytes)s::int8
 ), stamped AS (
     UPDATE magazine_entries e SET fire_ts = now() FROM picked p
     WHERE {_SLOT_MATCHES.format("p")} AND e.fire_ts IS NULL AND NOT {_EXPIRED}
@@ -183,6 +191,13 @@ ORDER BY e.shard, e.pointer LIMIT %(limit)s::int4)
 UNION ALL SELECT 0, {_NO_ENTRY_COLUMNS.format("NULL::int8", "NULL::int4", "NULL::int8", "NULL::int8")}
 """
 
+PEEK_SLOTS: Final = f"""
+(SELECT 0, e.shard, e.pointer FROM magazine_entries e
+WHERE e.magazine_id = %(magazine)s::int4 AND (e.shard, e.pointer) > (%(shard)s::int2, %(pointer)s::int8) AND NOT {_EXPIRED}
+ORDER BY e.shard, e.pointer LIMIT %(limit)s::int4)
+UNION ALL SELECT 0, NULL, NULL
+"""
+
 DELETE: Final = f"""
 WITH {_SLOTS}, gone AS (
     DELETE FROM magazine_entries e USING v WHERE {_SLOT_MATCHES.format("v")}
@@ -198,22 +213,24 @@ WITH held AS MATERIALIZED (
 ), fire AS MATERIALIZED (
     SELECT p.pointer FROM magazine_pointers p, held h
     WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND p.shard = %(shard)s::int2 AND h.epoch <= %(epoch)s::int8
-), looked AS MATERIALIZED (
+), read AS MATERIALIZED (
     SELECT e.magazine_id AS magazine, e.shard, e.pointer, coalesce(e.fire_ts, e.loaded_at) < {
     _OLDER_THAN
 } AS stuck,
-        {_EXPIRED} AS expired
+        {_EXPIRED} AS expired, {_HANDED_BYTES.format(f"NOT {_EXPIRED}")} AS bytes
     FROM held h, fire f, LATERAL (
         SELECT * FROM magazine_entries e WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = %(shard)s::int2
             AND e.pointer >= h.pointer AND e.pointer < f.pointer
         ORDER BY e.pointer LIMIT %(limit)s::int4
     ) e
+), looked AS MATERIALIZED (
+    SELECT r.*, sum(r.bytes) OVER (ORDER BY r.pointer) - r.bytes AS before FROM read r
 ), young AS MATERIALIZED (
     SELECT min(pointer) AS pointer FROM looked WHERE NOT stuck AND NOT expired
 ), taken AS (
     UPDATE magazine_entries e SET fire_ts = now() FROM looked l, young y
     WHERE {_SLOT_MATCHES.format("l")}
-        AND l.stuck AND NOT l.expired AND (y.pointer IS NULL OR l.pointer < y.pointer)
+        AND l.stuck AND NOT l.expired AND (y.pointer IS NULL OR l.pointer < y.pointer) AND l.before < %(bytes)s::int8
         AND coalesce(e.fire_ts, e.loaded_at) < {_OLDER_THAN}
     RETURNING e.*
 ), gone AS (

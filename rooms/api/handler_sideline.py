@@ -1,5 +1,7 @@
 """Serve `/v1/queues/{queue}/sideline`: list failed messages and purge them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -88,12 +90,13 @@ async def read_queue_sideline(
     page = PageRequest(services.cipher, _LIST, limit, cursor)
     after = _parse_position(page.after)
     magazine = await _find_sideline(services, principal, queue)
+
+    async def read(last: StoredEntry | None, count: int) -> Sequence[StoredEntry]:
+        entries = await magazine.peek(count, after=after if last is None else last.slot)
+        return entries if shown else [_without_body(one) for one in entries]
+
     try:
-        found, is_cut = await read_bounded(
-            lambda last, count: magazine.peek(count, after=after if last is None else last.slot),
-            page.fetch_limit,
-            lambda one: len(one.entry.body) if shown else 0,
-        )
+        found, is_cut = await read_bounded(read, page.fetch_limit, lambda one: len(one.entry.body))
     except MagazineMissingError as exc:
         raise _unavailable_error() from exc
     if shown and found and principal.is_session:
@@ -141,9 +144,9 @@ async def purge_queue_sideline(
     failure: BaseException | None = None
     try:
         for _ in range(MAX_PURGED // MAX_BATCH):
-            found = await magazine.peek(MAX_BATCH, after=after)
-            purged += len(await magazine.delete([one.slot for one in found])) if found else 0
-            after = found[-1].slot if len(found) == MAX_BATCH else None
+            found = await magazine.peek_slots(MAX_BATCH, after=after)
+            purged += len(await magazine.delete(found)) if found else 0
+            after = found[-1] if len(found) == MAX_BATCH else None
             if after is None:
                 break
     except MagazineMissingError as exc:
@@ -166,6 +169,11 @@ async def _find_sideline(services: ApiServices, principal: Principal, name: str)
         return await services.magazines.open(sideline_name(queue.store_name))
     except MagazineMissingError as exc:
         raise _unavailable_error() from exc
+
+
+def _without_body(stored: StoredEntry) -> StoredEntry:
+    """Return the entry without what is not shown: a page of them may have many mebibytes."""
+    return replace(stored, entry=replace(stored.entry, body=b""))
 
 
 def _unavailable_error() -> MagazineUnavailableError:

@@ -20,6 +20,8 @@ SIDELINE_SUFFIX: Final = "_SIDELINE"
 MAX_CONSUMERS: Final = 100
 MAX_BATCH: Final = 1000
 """Most entries of one call, and most slots of one sweep."""
+MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of bodies after which a call hands out no further entry: any may have a mebibyte."""
 _QUEUE_NAME: Final = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 
 

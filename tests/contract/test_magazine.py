@@ -116,7 +116,7 @@ async def test_a_call_is_limited_to_a_thousand(magazine: Magazine) -> None:
     many = [Slot(0, pointer) for pointer in range(1001)]
     with pytest.raises(ValueError, match="1000"):
         await magazine.load(entries(*("x" for _ in range(1001))))
-    for asked in (magazine.fire(1001), magazine.peek(1001)):
+    for asked in (magazine.fire(1001), magazine.peek(1001), magazine.peek_slots(1001)):
         with pytest.raises(ValueError, match="1000"):
             await asked
     for named in (magazine.take(many), magazine.find(many), magazine.delete(many)):
@@ -196,6 +196,9 @@ async def test_find_and_peek_change_nothing(magazine: Magazine) -> None:
     )
     assert {one.slot for one in [*first, *rest] if one.fire_ts} == set(slots(fired))
     assert list(await magazine.peek(10, after=rest[-1].slot)) == []
+    assert list(await magazine.peek_slots(6)) == slots(first)
+    assert list(await magazine.peek_slots(100, after=first[-1].slot)) == slots(rest)
+    assert list(await magazine.peek_slots(10, after=rest[-1].slot)) == []
     assert ids(await magazine.find([first[2].slot, Slot(0, 999)])) == [first[2].entry.id]
     assert len(await drained(magazine)) == 11
 

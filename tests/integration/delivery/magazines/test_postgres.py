@@ -5,6 +5,8 @@ The generic plans of their statements stay good however the shards grow.
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -14,7 +16,16 @@ from delivery.magazines import postgres_sql
 from rooms.domain.magazine import Entry
 from rooms.errors import MagazineMissingError
 from tests.support.installation import until
-from tests.support.magazines import NAME, drained, ids, magazine_of, opened
+from tests.support.magazines import (
+    ALL_STUCK_S,
+    EPOCH,
+    NAME,
+    drained,
+    ids,
+    magazine_of,
+    opened,
+    slots,
+)
 from tests.support.query_plans import kept_plans
 
 STATEMENTS = {
@@ -24,6 +35,7 @@ STATEMENTS = {
     "take": postgres_sql.TAKE,
     "find": postgres_sql.FIND,
     "peek": postgres_sql.PEEK,
+    "peek slots": postgres_sql.PEEK_SLOTS,
     "delete": postgres_sql.DELETE,
     "reload": postgres_sql.RELOAD,
     "sweep": postgres_sql.SWEEP_SHARD,
@@ -54,6 +66,48 @@ async def test_a_stamp_stays_on_its_page(database: str) -> None:
     found = await until(stamps, "the statistics")
     assert found is not None
     assert found[1] > 0.95 * found[0]
+
+
+MEBIBYTE = 1024 * 1024
+
+
+def large(count: int) -> list[Entry]:
+    return [Entry(id=f"{at}", body=bytes(MEBIBYTE)) for at in range(count)]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_a_fire_hands_out_bounded_bytes(database: str, shards: int) -> None:
+    async with magazine_of(database, shards=shards) as magazine:
+        for one in large(10):
+            await magazine.load([one])
+        found = [len(await magazine.fire(1000)) for _ in range(4)]
+        assert found == [4, 4, 2, 0]
+        assert {one.fire_ts is None for one in await magazine.peek(1000)} == {False}
+
+
+async def test_bodies_that_are_not_handed_out_do_not_count(database: str) -> None:
+    """Pass over expired entries and those taken by slot in one call."""
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    async with magazine_of(database, shards=1, expires=True) as magazine:
+        await magazine.load([replace(one, expires_at=past) for one in large(6)])
+        homes = await magazine.load(large(6))
+        await magazine.take(homes[:3])
+        assert slots(await magazine.fire(1000)) == homes[3:]
+        assert await magazine.fire(1000) == []
+
+
+async def test_a_sweep_hands_out_bounded_bytes(database: str) -> None:
+    async with magazine_of(database, shards=1) as magazine:
+        await magazine.load(large(10))
+        await drained(magazine)
+        found = []
+        for _ in range(4):
+            batch = await magazine.sweep(0, epoch=EPOCH, older_than_s=ALL_STUCK_S)
+            found += [len(batch.entries)]
+            await magazine.delete(slots(batch.entries), swept=True)
+        assert found == [4, 4, 2, 0]
+        assert await magazine.count() == 0
+        assert (await magazine.state()).shards[0].sweep_pointer == 10
 
 
 async def test_a_dropped_magazine_leaves_no_rows(database: str) -> None:

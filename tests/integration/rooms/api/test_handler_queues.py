@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from rooms.api.pagination import PageRequest
 from rooms.domain.magazine import Entry, MagazineName, sideline_name
 from rooms.domain.role import Role
 from rooms.errors import MagazineUnavailableError
@@ -481,6 +482,37 @@ async def test_a_large_sideline_is_purged_in_several_calls(
             "POST", "/queues/orders/sideline/purge", params={"confirm": "orders"}
         )
         assert answer.json() == {"purged": purged, "more": more}
+
+
+async def test_no_body_is_kept_in_memory_that_is_not_shown(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a purge nor a list without payloads holds those of all its messages."""
+    await api.made("/queues", {"name": "orders", "shards": 1})
+    sideline = await api.services.magazines.open(await stored(api, "orders", sideline=True))
+    await sideline.load([Entry(id=str(n), body=json.dumps("x" * 1000).encode()) for n in range(20)])
+    held: list[int] = []
+    peek, respond = type(sideline).peek, PageRequest.respond
+
+    async def counted(*given: Any, **named: Any) -> Any:
+        found = await peek(*given, **named)
+        held.append(len(found))
+        return found
+
+    def shown(self: PageRequest, page: Any, found: Any, *given: Any, **named: Any) -> Any:
+        assert all(one.entry.body == b"" for one in found)
+        return respond(self, page, found, *given, **named)
+
+    monkeypatch.setattr(type(sideline), "peek", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(PageRequest, "respond", shown)
+        found = await api.call("GET", "/queues/orders/sideline?limit=200&payload=false")
+    assert len(found.json()["items"]) == 20
+    assert max(held) <= 8
+    held.clear()
+    answer = await api.call("POST", "/queues/orders/sideline/purge", params={"confirm": "orders"})
+    assert answer.json() == {"purged": 20, "more": False}
+    assert held == []
 
 
 @pytest.mark.parametrize("purged", [0, 3])
