@@ -1,6 +1,7 @@
 """Know every handler queue of the installation, and read only those that changed."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -8,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rooms.db.catalog.handler_queues import QueueVersion, list_versions, read_queues
 from rooms.db.connection import autocommit
 from rooms.domain.handler_queue import HandlerQueue
+from rooms.domain.ids import OrganisationId
 
 _PAGE: Final = 1_000
 
@@ -45,3 +47,14 @@ class KnownQueues:
                 after = page[-1].name
         self._known = found
         return list(found.values())
+
+
+def in_turns(queues: Iterable[HandlerQueue]) -> list[HandlerQueue]:
+    """Return the first queue of each organisation, then the second of each, and so on."""
+    counts: Counter[OrganisationId] = Counter()
+    ranked: list[tuple[int, HandlerQueue]] = []
+    for queue in queues:
+        ranked.append((counts[queue.organisation_id], queue))
+        counts[queue.organisation_id] += 1
+    ranked.sort(key=lambda one: one[0])
+    return [queue for _, queue in ranked]

@@ -7,6 +7,7 @@ If the load fails, the entries are reloaded into the sideline.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,26 +15,32 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.handlers.known_queues import KnownQueues
+from delivery.handlers.known_queues import KnownQueues, in_turns
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_main_entries
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.handler_queues import clear_one_shot_shovel
 from rooms.db.connection import transaction
 from rooms.domain.handler_queue import HandlerQueue, ShovelSettings
 from rooms.domain.magazine import StoredEntry
-from rooms.errors import MagazineMissingError, MagazineUnavailableError
+from rooms.errors import MagazineMissingError, MagazineUnavailableError, TransientError
+from rooms.fair_slots import FairSlots
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
 
 _log = logging.getLogger(__name__)
 
 _SHOVEL_OUTAGE: Final = "passes of shovels failed"
+_CLEAR_OUTAGE: Final = "removals of one-shot shovels failed"
 SHOVEL_BATCH: Final = 500
 RETRY_S: Final = 10.0
 """Delay of a retry after an error; of a scheduled shovel at most its interval."""
 MAX_RUN_S: Final = 5.0
 """A pass that takes longer continues in the next run, so that other queues are served."""
 MAX_CONCURRENT_QUEUES: Final = 64
+MAX_CONCURRENT_BATCHES: Final = 16
+"""Batches of all queues together, each of which may have `MAX_BATCH_BYTES` in memory."""
+MAX_ORGANISATION_BATCHES: Final = 8
+_MAX_QUEUE_BATCHES: Final = 64
 
 OnShoveled = Callable[[str, str, int], None]
 
@@ -74,9 +81,20 @@ class QueueShovel:
         self._next_at: dict[str, float] = {}
         self._schedules: dict[str, ShovelSettings] = {}
         self._passes: dict[str, ShovelPass] = {}
+        self._served_at: dict[str, float] = {}
+        self._batches = FairSlots(
+            MAX_CONCURRENT_BATCHES,
+            max_per_tenant=MAX_ORGANISATION_BATCHES,
+            max_waiting=MAX_CONCURRENT_QUEUES * _MAX_QUEUE_BATCHES,
+            refusal="too many batches of shovels",
+        )
 
     async def run(self, should_continue: ShouldContinue) -> None:
-        """Shovel every due queue; a failure does not stop the others."""
+        """Shovel every due queue; a failure does not stop the others.
+
+        Organisations take turns. What has not begun after `MAX_RUN_S` is first in the next run, so
+        that no organisation waits for all queues of another.
+        """
         queues = [
             queue
             for queue in await self._known_queues.refresh()
@@ -86,11 +104,14 @@ class QueueShovel:
         for name in self._schedules.keys() - names:
             del self._schedules[name], self._next_at[name]
             self._passes.pop(name, None)
+            self._served_at.pop(name, None)
+        due = [queue for queue in queues if self._is_due(queue)]
+        due.sort(key=lambda queue: self._served_at.get(queue.store_name, -math.inf))
         slots = asyncio.Semaphore(MAX_CONCURRENT_QUEUES)
+        begin_by = self._clock.monotonic() + MAX_RUN_S
         async with asyncio.TaskGroup() as group:
-            for queue in queues:
-                if self._is_due(queue):
-                    group.create_task(self._shovel_queue(queue, slots, should_continue))
+            for queue in in_turns(due):
+                group.create_task(self._shovel_queue(queue, slots, begin_by, should_continue))
 
     def _is_due(self, queue: HandlerQueue) -> bool:
         schedule, now_s = queue.settings.shovel, self._clock.monotonic()
@@ -105,10 +126,18 @@ class QueueShovel:
         return now_s >= self._next_at[queue.store_name]
 
     async def _shovel_queue(
-        self, queue: HandlerQueue, slots: asyncio.Semaphore, should_continue: ShouldContinue
+        self,
+        queue: HandlerQueue,
+        slots: asyncio.Semaphore,
+        begin_by: float,
+        should_continue: ShouldContinue,
     ) -> None:
         schedule = self._schedules[queue.store_name]
         async with slots:
+            now_s = self._clock.monotonic()
+            if now_s > begin_by:
+                return
+            self._served_at[queue.store_name] = now_s
             try:
                 finished = await self._continue_pass(queue, schedule, should_continue)
             except (MagazineUnavailableError, MagazineMissingError) as exc:
@@ -123,13 +152,23 @@ class QueueShovel:
                 )
                 return
         OUTAGES.record_success(_SHOVEL_OUTAGE)
-        if not finished:
-            return
-        del self._passes[queue.store_name]
-        self._next_at[queue.store_name] = self._clock.monotonic() + schedule.interval_s
-        if schedule.one_shot:
-            async with transaction(self._engine) as connection:
-                await clear_one_shot_shovel(connection, queue.store_name, schedule)
+        if finished:
+            await self._end_pass(queue, schedule)
+
+    async def _end_pass(self, queue: HandlerQueue, schedule: ShovelSettings) -> None:
+        pause_s = float(schedule.interval_s)
+        try:
+            if schedule.one_shot:
+                async with transaction(self._engine) as connection:
+                    await clear_one_shot_shovel(connection, queue.store_name, schedule)
+            del self._passes[queue.store_name]
+        except TransientError as exc:
+            # The passes of other queues go on, and this one, which has nothing left, ends again.
+            OUTAGES.record_failure(exc, _CLEAR_OUTAGE)
+            pause_s = min(self._retry_s, pause_s)
+        else:
+            OUTAGES.record_success(_CLEAR_OUTAGE)
+        self._next_at[queue.store_name] = self._clock.monotonic() + pause_s
 
     async def _continue_pass(
         self, queue: HandlerQueue, schedule: ShovelSettings, should_continue: ShouldContinue
@@ -147,14 +186,15 @@ class QueueShovel:
             while should_continue() and current.left > 0 and self._clock.monotonic() < until:
                 wanted = min(self._batch, current.left)
                 current.left -= wanted  # before the first await, so that other workers see it
-                got = await shovel_batch(
-                    pair,
-                    queue,
-                    wanted,
-                    now=self._clock.now(),
-                    on_shoveled=self._on_shoveled,
-                    on_loaded=self._on_loaded,
-                )
+                async with self._batches.slot(queue.organisation_id):
+                    got = await shovel_batch(
+                        pair,
+                        queue,
+                        wanted,
+                        now=self._clock.now(),
+                        on_shoveled=self._on_shoveled,
+                        on_loaded=self._on_loaded,
+                    )
                 # Less than wanted where others fire from the same shards: the rest is still there.
                 current.left = current.left + wanted - got if got else 0
 

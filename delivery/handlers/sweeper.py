@@ -1,12 +1,13 @@
 """Rescues messages of handler queues that were fired and never finished."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.handlers.known_queues import KnownQueues
+from delivery.handlers.known_queues import KnownQueues, in_turns
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_sideline_entry
 from delivery.handlers.outcome import SidelineReason
 from delivery.maintenance.task import ShouldContinue
@@ -26,6 +27,8 @@ FIRST_SWEEP_S: Final = 10 * 60.0
 SWEEP_EVERY_S: Final = 15 * 60.0
 MAX_CONCURRENT_QUEUES: Final = 64
 MAX_CONCURRENT_SHARDS: Final = 8
+MAX_CONCURRENT_BATCHES: Final = 16
+"""Batches of all queues together, each of which may have `MAX_BATCH_BYTES` in memory."""
 _SWEEP_OUTAGE: Final = "sweeps of handler queues failed"
 _STUCK_DETAIL: Final = "handed out and never finished"
 _QUEUE_ERRORS: Final = (MagazineUnavailableError, MagazineMissingError, TooLargeError)
@@ -65,6 +68,7 @@ class QueueSweeper:
         self._on_failed = on_failed
         self._every_s = every_s
         self._batch = batch
+        self._batches = asyncio.Semaphore(MAX_CONCURRENT_BATCHES)
         self._next_at = clock.monotonic() + first_s
 
     async def run(self, should_continue: ShouldContinue) -> None:
@@ -94,7 +98,7 @@ class QueueSweeper:
             except _QUEUE_ERRORS as exc:
                 self._record_failure(queue, exc)
 
-        await for_each_limited(sweep_one, queues, limit=MAX_CONCURRENT_QUEUES)
+        await for_each_limited(sweep_one, in_turns(queues), limit=MAX_CONCURRENT_QUEUES)
 
     async def sweep(
         self, queue: HandlerQueue, should_continue: ShouldContinue, *, sideline: bool
@@ -116,6 +120,7 @@ class QueueSweeper:
             older_than_s=older_than_s,
             concurrency=MAX_CONCURRENT_SHARDS,
             limit=self._batch,
+            batches=self._batches,
         )
         OUTAGES.record_success(_SWEEP_OUTAGE)
         if found:

@@ -1,5 +1,6 @@
 """Rescues entries of a magazine that were taken and never finished, and those of sidelines."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -28,18 +29,26 @@ async def sweep_magazine(
     older_than_s: float,
     concurrency: int = 1,
     limit: int = MAX_BATCH,
+    batches: asyncio.Semaphore | None = None,
 ) -> int:
-    """Sweep every shard and return the number of stuck entries. Errors are the magazine's."""
+    """Sweep every shard and return the number of stuck entries. Errors are the magazine's.
+
+    `batches`: bounds how many batches of several magazines are in memory at a time.
+    """
     found = 0
+    slots = batches or asyncio.Semaphore(concurrency)
 
     async def sweep_shard(shard: int) -> None:
         nonlocal found
         more = True
         while more and should_continue():
-            batch = await magazine.sweep(shard, epoch=epoch, older_than_s=older_than_s, limit=limit)
-            if batch.entries:
-                await rescue(batch.entries)
-                found += len(batch.entries)
+            async with slots:
+                batch = await magazine.sweep(
+                    shard, epoch=epoch, older_than_s=older_than_s, limit=limit
+                )
+                if batch.entries:
+                    await rescue(batch.entries)
+                    found += len(batch.entries)
             # Another pass after a rescue moves the pointer over the rescued entries.
             more = batch.is_full or bool(batch.entries)
 

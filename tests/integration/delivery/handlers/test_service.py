@@ -15,13 +15,18 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from delivery.handlers import shovel as shovelling
+from delivery.handlers import sweeper as sweeping
 from delivery.handlers.api import Handlers, Message
 from delivery.handlers.consumers import ConsumerPool
 from delivery.handlers.magazines import create_queue_magazines, open_queue_magazines
 from delivery.handlers.outcome import REFUSED_OUTCOME, MessageSettler, SidelineReason
 from delivery.handlers.service import HandlerService
+from delivery.handlers.shovel import QueueShovel
+from delivery.handlers.sweeper import QueueSweeper
 from delivery.magazines.kv_magazines import AsyncKvMagazine
 from rooms.db.catalog.handler_queues import (
+    clear_one_shot_shovel,
     create_queue,
     find_queue,
     list_deleting,
@@ -31,7 +36,7 @@ from rooms.db.catalog.handler_queues import (
 from rooms.db.catalog.organisations import ensure_organisation
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import JobQueue, create_job
-from rooms.domain.handler_queue import Batching, ShovelSettings
+from rooms.domain.handler_queue import Batching, HandlerQueue, ShovelSettings
 from rooms.domain.ids import OrganisationId
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import Entry
@@ -41,6 +46,7 @@ from rooms.errors import (
     MagazineUnavailableError,
     NotFoundError,
     StaleEpochError,
+    StorageUnavailableError,
     TooLargeError,
 )
 from rooms.settings import SCHEMES
@@ -58,6 +64,7 @@ from tests.support.handler_queues import (
 )
 from tests.support.installation import until
 
+SHOVEL_NOW = ShovelSettings(one_shot=True)
 EVERYTHING_S = -3600
 """A sweep duration by which whatever was handed out is stuck."""
 
@@ -535,6 +542,74 @@ async def test_a_one_shot_shovel_retries_an_error_after_ten_seconds(at: Desk) ->
     await shovel.run(always)
     assert len(await all_of(pair.main)) == 2
     assert (await at.found()).settings.shovel is None
+
+
+async def test_an_outage_at_the_end_of_a_one_shot_pass_stops_no_other_queue(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the passes under way end, nor does the one that is done begin anew."""
+    others = [await at.queue(name=f"queue-{n}", shovel=SHOVEL_NOW) for n in range(3)]
+    await at.queue(shovel=SHOVEL_NOW)
+    for queue in others:
+        await (await at.pair(queue.name)).sideline.load(messages(*range(9)))
+    away = True
+
+    async def fail(connection: Any, name: str, schedule: ShovelSettings) -> bool:
+        if away and name == NAME:
+            raise StorageUnavailableError("away")
+        return await clear_one_shot_shovel(connection, name, schedule)
+
+    monkeypatch.setattr(shovelling, "clear_one_shot_shovel", fail)
+    shovel = at.shovel()
+    await shovel.run(always)
+    assert at.moved("queued") == 27
+    assert (await at.found()).settings.shovel == SHOVEL_NOW
+    await (await at.pair()).sideline.load(messages("later"))
+    away = False
+    at.clock.ahead_s += 10
+    await shovel.run(always)
+    assert (await at.found()).settings.shovel is None
+    assert at.moved("queued") == 27
+
+
+@pytest.mark.parametrize("task", ["shovel", "sweep"])
+async def test_no_organisation_waits_for_all_queues_of_another(
+    at: Desk, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One queue at a time, each of which takes longer than a run of shovels may."""
+    for module in (shovelling, sweeping):
+        monkeypatch.setattr(module, "MAX_CONCURRENT_QUEUES", 1)
+    for n in range(4):
+        await at.queue(name=f"queue-{n}", shovel=SHOVEL_NOW)
+    other = OrganisationId("00000000-0000-7000-8000-00000000000b")
+    async with transaction(at.engine) as connection:
+        await ensure_organisation(connection, "other", other)
+    await replace(at, organisation=other).queue(name="queue-9", shovel=SHOVEL_NOW)
+    order: list[str] = []
+
+    async def continue_pass(_: Any, queue: HandlerQueue, *__: Any) -> bool:
+        order.append(queue.name)
+        at.clock.ahead_s += 3
+        return False
+
+    async def sweep(_: Any, queue: HandlerQueue, *__: Any, **___: Any) -> int:
+        if queue.name not in order:
+            order.append(queue.name)
+        return 0
+
+    monkeypatch.setattr(QueueShovel, "_continue_pass", continue_pass)
+    monkeypatch.setattr(QueueSweeper, "sweep", sweep)
+    if task == "sweep":
+        await at.sweeper(first_s=0).run(always)
+        assert order == ["queue-0", "queue-9", "queue-1", "queue-2", "queue-3"]
+        return
+    shovel = at.shovel()
+    runs = []
+    for _ in range(3):
+        order.clear()
+        await shovel.run(always)
+        runs.append(list(order))
+    assert runs == [["queue-0", "queue-9"], ["queue-1", "queue-9"], ["queue-2", "queue-9"]]
 
 
 async def test_stuck_messages_are_sidelined(at: Desk) -> None:
