@@ -157,6 +157,7 @@ class SidelineAudit:
             by_subscription[row.ref.subscription_id].append(row)
         more_of = rows[-1].ref.subscription_id if len(rows) >= self._batch else None
         done: list[SubscriptionId] = []
+        absent: list[SubscriptionId] = []
         for subscription in subscriptions:
             if not should_continue():
                 break
@@ -175,6 +176,11 @@ class SidelineAudit:
                 self._progress[subscription] = own
                 break
             done.append(subscription)
+            if own.after is None and await self._magazine_cache.get(subscription) is None:
+                absent.append(subscription)
+                self._audited_surplus.pop(subscription, None)
+        if absent and should_continue():
+            await self._sidelines.forget_ended(absent)
         self._turns.end_turn(organisation, done)
 
     async def check(self, should_continue: ShouldContinue, *, repair: bool) -> AuditResult:

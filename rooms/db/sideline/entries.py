@@ -26,7 +26,7 @@ from rooms.domain.ids import (
     room_of,
 )
 from rooms.domain.magazine import Slot
-from rooms.domain.state_machine import State
+from rooms.domain.state_machine import ENDED_STATUSES, State
 
 # All statements here find rows one by one by primary key; `rooms.db.leases.acquire` explains why.
 JOIN_DELIVERY: Final = f"""CROSS JOIN LATERAL (
@@ -130,6 +130,15 @@ WITH s AS (
         AND sideline_shards IS DISTINCT FROM %(shards)s::int2 RETURNING 1
 ) SELECT 0, count(*) FROM s
 """
+
+_FORGET_ENDED: Final = f"""
+WITH gone AS (
+    UPDATE subscriptions u SET sideline_shards = NULL
+    FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, id)
+    WHERE u.room_id = ANY (ARRAY[v.room_id]) AND u.id = v.id AND u.status IN ({", ".join(f"'{status}'" for status in sorted(ENDED_STATUSES))})
+        AND NOT EXISTS (SELECT FROM sidelined s WHERE s.subscription_id = u.id) RETURNING 1
+) SELECT 0, count(*) FROM gone
+"""  # noqa: S608 - constants of this package
 
 # Spans rooms: the subscriptions that have a sideline, each page from the end of the last one.
 _SUBSCRIPTIONS: Final = """
@@ -399,12 +408,21 @@ class SidelineEntries:
         parameters = {"room": room_of(subscription), "subscription": subscription, "shards": shards}
         await self._writer.run(_RECORD_MAGAZINE, parameters)
 
+    async def forget_ended(self, subscriptions: Sequence[SubscriptionId]) -> int:
+        """Record that those of these that have ended and have no row have no magazine any more.
+
+        Return how many. Otherwise each would be looked at for as long as its room exists.
+        """
+        rooms = number_array(room_of(one) for one in subscriptions)
+        parameters = {"room": rooms, "subscription": word_array(subscriptions)}
+        return int((await self._writer.run(_FORGET_ENDED, parameters))[0][0])
+
     async def list_subscriptions(
         self, after: SubscriptionId | None, *, limit: int = 1000
     ) -> list[SubscriptionId]:
         """Return the next subscriptions that have a sideline magazine, by id.
 
-        Deleted ones are included until their room is gone.
+        Deleted ones are included until the audit finds nothing of them.
         """
         rows = await self._writer.run(
             _SUBSCRIPTIONS, {"after": after or first_id(0), "limit": limit}

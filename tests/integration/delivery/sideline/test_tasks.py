@@ -547,6 +547,26 @@ async def test_stale_rows_are_deleted_with_their_entries(stage: Stage) -> None:
     await stage.check(copies[1:])
 
 
+@pytest.mark.parametrize("status", ["deleted", "terminated", "active"])
+async def test_an_ended_subscription_without_magazine_is_audited_once(
+    stage: Stage, status: str
+) -> None:
+    """One that is active has lost its magazine, and may get another."""
+    await stage.sideline(2)
+    await stage.loader.run(always)
+    assert len(await stage.sidelines.list_sidelines(None)) == 1
+    await stage.installation.rows("UPDATE deliveries SET state = 'cancelled'")
+    await stage.installation.rows("UPDATE subscriptions SET status = %s", status)
+    await stage.magazines.drop(sideline_magazine_name(stage.subscription))
+    stage.shelves.invalidate(stage.subscription)
+    await stage.audit.run(always)
+    assert await stage.installation.rows("SELECT * FROM sidelined") == []
+    await stage.audit.run(always)
+    left = 1 if status == "active" else 0
+    assert len(await stage.sidelines.list_sidelines(None)) == left
+    assert len(await stage.sidelines.list_subscriptions(None)) == left
+
+
 async def test_a_check_without_repair_changes_nothing(stage: Stage) -> None:
     copies = await stage.sideline(4)
     await stage.loader.run(always)
