@@ -358,23 +358,19 @@ class Magazine(Protocol):
     Order: as loaded within a shard, and none across shards. The entries of one call are in one
     shard, in their order. A slot is never used again, and always names the same entry.
 
-    No entry is lost in a hole. A load writes its slot create-only. A fire that finds an empty slot
-    writes a tombstone into it, create-only, before it passes. A load that finds a tombstone, or a
-    foreign entry, takes the next pointer; one that finds its own id has succeeded. A store with
-    transactions needs no tombstones, and behaves the same.
+    No entry is lost in a hole. A load writes its slot create-only, and so does a fire that finds an
+    empty one a tombstone. A load that finds another's takes the next slot.
 
     An entry is stuck if it was handed out and not deleted within the sweep duration. Below the fire
     pointer, an entry that was never handed out counts from its load time. The sweep pointer never
     passes a live entry.
 
-    A magazine that expires entries drops them at their `expires_at`. In others they stay until they
-    are deleted. Times are those of the store, or of this process if the store has none;
-    `older_than_s` is measured by them.
+    A magazine that expires entries drops them at their `expires_at`. Times are those of the store,
+    or of this process if the store has none; `older_than_s` is measured by them.
 
-    A call has at most 1,000 entries (ValueError). Thread-safety: all methods belong to the event
-    loop that opened the adapter. Any number of calls may run concurrently, in any number of
-    processes. MagazineUnavailableError: the outcome is in doubt. MagazineMissingError: the magazine
-    was never created, was dropped, or its store was emptied.
+    A call has at most 1,000 entries (ValueError). Any number of calls may run concurrently, in the
+    event loop that opened the adapter. MagazineUnavailableError: the outcome is in doubt.
+    MagazineMissingError: the magazine was never created, was dropped, or its store was emptied.
     """
 
     @property
@@ -394,18 +390,14 @@ class Magazine(Protocol):
     async def fire(self, limit: int = 1) -> Sequence[StoredEntry]:
         """Hand out up to `limit` waiting entries, each to one caller, with `fire_ts` set.
 
-        Where bodies are large, a store may hand out fewer, but at least one. Entries that are lost
-        on their way to the caller are stuck.
+        Large bodies may make it fewer, but one. Those lost on their way to the caller are stuck.
         """
         ...
 
     async def take(
         self, slots: Sequence[Slot], *, older_than_s: float | None = None
     ) -> Sequence[StoredEntry]:
-        """Hand out those of these slots' entries that wait, as `fire` does.
-
-        With `older_than_s` also those handed out longer ago.
-        """
+        """Hand out what waits, as `fire` does; with `older_than_s` also what was longer ago."""
         ...
 
     async def find(self, slots: Sequence[Slot]) -> Sequence[StoredEntry]:
@@ -442,11 +434,9 @@ class Magazine(Protocol):
     ) -> SweepBatch:
         """Move the sweep pointer over finished slots, and hand out the stuck entries after it.
 
-        It stops at the first entry that is not stuck, and a store may stop where those that it
-        hands out are large. Deleting those and sweeping again moves the pointer on, by absolute
-        writes, and never back.
-
-        StaleEpochError: a sweep had a later epoch, and nothing was handed out.
+        It stops at the first entry that is not stuck, or earlier at large ones. Deleting those and
+        sweeping again moves the pointer on, by absolute writes, and never back. StaleEpochError: a
+        sweep had a later epoch, and nothing was handed out.
         """
         ...
 
@@ -456,6 +446,10 @@ class Magazine(Protocol):
 
     async def count(self) -> int:
         """Count live entries slot by slot, in batches."""
+        ...
+
+    async def oldest_loaded_at(self) -> datetime | None:
+        """Return when the oldest entry was loaded, of those behind at most 1,000 expired ones."""
         ...
 
 
@@ -492,8 +486,7 @@ class Magazines(Protocol):
     async def save_queue_record(self, queue: HandlerQueueRecord) -> None:
         """Write a handler queue's record. Its magazines are created separately.
 
-        Record and pointers of an active queue do not expire. Those of an inactive one expire after
-        twice its queue expiry, if it has one.
+        Record and pointers of an inactive one expire after twice its queue expiry, if any.
         """
         ...
 

@@ -115,7 +115,8 @@ def _ms(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _time(ms: int) -> datetime:
+def to_time(ms: int) -> datetime:
+    """Return a time that a bin has in milliseconds."""
     return _EPOCH + timedelta(milliseconds=ms)
 
 
@@ -152,10 +153,10 @@ def to_stored_entry(slot: Slot, bins: Bins) -> StoredEntry:
             shovels=bins.get(SHOVELS) or 0,
             reason=bins.get(REASON),
             detail=bins.get(DETAIL),
-            expires_at=None if expires is None else _time(expires),
+            expires_at=None if expires is None else to_time(expires),
         ),
-        loaded_at=_time(bins[LOAD_TS]),
-        fire_ts=None if fired is None else _time(fired),
+        loaded_at=to_time(bins[LOAD_TS]),
+        fire_ts=None if fired is None else to_time(fired),
     )
 
 
@@ -178,7 +179,7 @@ def to_handler_queue(name: str, bins: Bins) -> HandlerQueueRecord:
     return HandlerQueueRecord(
         name=name,
         handler_type=bins[HANDLER_TYPE],
-        created_at=_time(bins[CREATED_AT]),
+        created_at=to_time(bins[CREATED_AT]),
         active=bins[ACTIVE] == "true",
         sweep_duration_s=bins[SWEEP_DURATION] // 1000,
         **numbers,

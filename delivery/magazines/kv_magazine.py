@@ -8,6 +8,7 @@ longer than a server needs to restart confirms that the shard still has the slot
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from delivery.magazines.aerospike_records import (
@@ -25,6 +26,7 @@ from delivery.magazines.aerospike_records import (
     Bins,
     count_by_shard,
     sweep_bins,
+    to_time,
 )
 from delivery.magazines.kv_slots import KvSlots
 from delivery.magazines.kv_store import RESTART_S, WriteOutcome
@@ -42,6 +44,7 @@ from rooms.errors import (
     StaleEpochError,
 )
 
+_LAST_POINTER: Final = (1 << 62) - 1
 _LOAD_LOOKAHEAD: Final = 16
 """Slots beyond the load pointer that a sweep reads."""
 
@@ -226,6 +229,16 @@ class KvMagazine(KvSlots):
             for slots in self.slots()
             for bins in self._read(slots, STATE_BINS)
         )
+
+    def oldest_loaded_at(self) -> datetime | None:
+        """`Magazine.oldest_loaded_at`."""
+        firsts: list[Slot] = []
+        after: Slot | None = None
+        while found := self.peek_slots(1, after):
+            firsts += found
+            after = Slot(found[0].shard, _LAST_POINTER)
+        loaded = [bins for bins in self._read(firsts, (LOAD_TS,)) if bins]
+        return min((to_time(bins[LOAD_TS]) for bins in loaded if LOAD_TS in bins), default=None)
 
     def slots(self, after: Slot | None = None) -> Iterator[list[Slot]]:
         """Yield every slot from the sweep pointers to the load pointers, in batches."""

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from itertools import count
 from typing import Any, Final, Self, TypeVar
 
@@ -121,6 +122,9 @@ class AsyncKvMagazine:
 
     async def count(self) -> int:
         return await self._threads.run(self._magazine.count)
+
+    async def oldest_loaded_at(self) -> datetime | None:
+        return await self._threads.run(self._magazine.oldest_loaded_at)
 
 
 class AsyncKvMagazines:

@@ -342,6 +342,11 @@ class PostgresMagazine:
             raise self._missing()
         return int(found)
 
+    async def oldest_loaded_at(self) -> datetime | None:
+        """Look in one statement."""
+        rows = await self._relaxed.run(postgres_sql.OLDEST, self._parameters())
+        return _time(rows[0][0]) if rows else None
+
 
 class PostgresMagazines:
     """`rooms.ports.Magazines` in PostgreSQL; farm and client are those of the database itself."""

@@ -11,6 +11,8 @@ transaction that sees an entry sees all before it, and PostgreSQL needs no tombs
 
 from typing import Final
 
+from rooms.domain.magazine import MAX_BATCH
+
 # The columns of a stored entry, as `postgres._stored` reads them.
 _COLUMNS: Final = """e.shard, e.pointer, e.id, e.body, e.generation, e.shovels, e.reason, e.detail,
     (extract(epoch FROM e.expires_at) * 1000000)::int8, (extract(epoch FROM e.loaded_at) * 1000000)::int8,
@@ -267,6 +269,15 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL O
 COUNT: Final = f"""
 SELECT 0, (SELECT count(*) FROM magazine_entries e WHERE e.magazine_id = %(magazine)s AND NOT {_EXPIRED}),
     EXISTS (SELECT FROM magazine_pointers WHERE magazine_id = %(magazine)s)
+"""
+
+OLDEST: Final = f"""
+SELECT 0, min(f.loaded_us) FROM magazine_pointers p CROSS JOIN LATERAL (
+    SELECT (extract(epoch FROM e.loaded_at) * 1000000)::int8 AS loaded_us FROM (
+        SELECT * FROM magazine_entries e WHERE e.magazine_id = p.magazine_id AND e.shard = p.shard AND e.pointer >= p.pointer
+        ORDER BY e.pointer LIMIT {MAX_BATCH}
+    ) e WHERE NOT {_EXPIRED} ORDER BY e.pointer LIMIT 1
+) f WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 2
 """
 
 _QUEUE: Final = """name, handler_type, active, shards, queue_expiry_s, message_expiry_s, concurrency, shovel_concurrency,

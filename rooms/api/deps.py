@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -21,6 +21,7 @@ from rooms.domain.ids import IdGenerator, KeyId, OrganisationId, RoomId
 from rooms.domain.push_url import PushUrl
 from rooms.domain.room import Room, Subscription
 from rooms.errors import RateLimitedError
+from rooms.fair_slots import FairSlots
 from rooms.metrics import Metrics
 from rooms.ports import BrokerUsers, Clock, Magazines
 from rooms.settings import Settings
@@ -29,6 +30,11 @@ from rooms.token_buckets import TokenBuckets
 if TYPE_CHECKING:
     from delivery.pull.service import PullService
     from rooms.publishing.publisher import Publisher
+
+MAGAZINE_CALLS: Final = 16
+"""Calls of all organisations together that the store of the magazines has at a time."""
+ORGANISATION_MAGAZINE_CALLS: Final = 8
+_MAX_WAITING_CALLS: Final = 1_000
 
 
 class KeyRateLimiter:
@@ -117,6 +123,9 @@ class ApiServices:
     shares: ConnectionShares = field(init=False)
     """Bounds how many connections of `engine` one organisation uses."""
 
+    magazine_turns: FairSlots = field(init=False)
+    """Lets organisations take turns at the store of the magazines, which has few connections."""
+
     def new_job_id(self) -> str:
         """Return the id of a new job."""
         return self.ids.generate_global(self.clock.now_ms())
@@ -131,3 +140,11 @@ class ApiServices:
             settings.organisation_queries, on_refusal=self.metrics.queries_refused.inc
         )
         object.__setattr__(self, "shares", shares)
+        turns = FairSlots(
+            MAGAZINE_CALLS,
+            max_per_tenant=ORGANISATION_MAGAZINE_CALLS,
+            max_waiting=_MAX_WAITING_CALLS,
+            refusal="too many requests of your organisation wait for handler queues and magazines: "
+            "send fewer at a time",
+        )
+        object.__setattr__(self, "magazine_turns", turns)

@@ -302,8 +302,9 @@ async def create_queue(
             new_id=services.ids.generate_global(services.clock.now_ms()),
         )
         # Before the commit: without its magazines the queue must not exist.
-        await create_queue_magazines(services.magazines, queue, queue.created_at)
-        await services.magazines.save_queue_record(queue.to_record())
+        async with services.magazine_turns.slot(principal.organisation_id):
+            await create_queue_magazines(services.magazines, queue, queue.created_at)
+            await services.magazines.save_queue_record(queue.to_record())
     services.notifier.notify(Channel.QUEUES, queue.name)
     return to_queue_response(queue)
 
@@ -437,9 +438,9 @@ async def load_messages(
 
 
 async def _load_all(
-    services: ApiServices, principal: Principal, name: str, messages: list[QueueMessage]
+    services: ApiServices, principal: Principal, queue_name: str, messages: list[QueueMessage]
 ) -> list[AcceptedQueueMessage]:
-    queue = await _find_queue(services, principal, name)
+    queue = await _find_queue(services, principal, queue_name)
     if not queue.active:
         raise ConflictError("the queue has expired: it accepts no messages")
     most = services.settings.max_payload_bytes
@@ -457,8 +458,10 @@ async def _load_all(
         )
         for message in messages
     ]
+    name = main_magazine_name(queue.store_name)
     try:
-        await (await services.magazines.open(main_magazine_name(queue.store_name))).load(entries)
+        async with services.magazine_turns.slot(principal.organisation_id):
+            await (await services.magazines.open(name)).load(entries)
     except MagazineMissingError as exc:
         raise MagazineUnavailableError(
             "the queue's magazines do not exist: they are created again soon"

@@ -92,7 +92,8 @@ async def read_queue_sideline(
     magazine = await _find_sideline(services, principal, queue)
 
     async def read(last: StoredEntry | None, count: int) -> Sequence[StoredEntry]:
-        entries = await magazine.peek(count, after=after if last is None else last.slot)
+        async with services.magazine_turns.slot(principal.organisation_id):
+            entries = await magazine.peek(count, after=after if last is None else last.slot)
         return entries if shown else [_without_body(one) for one in entries]
 
     try:
@@ -144,8 +145,9 @@ async def purge_queue_sideline(
     failure: BaseException | None = None
     try:
         for _ in range(MAX_PURGED // MAX_BATCH):
-            found = await magazine.peek_slots(MAX_BATCH, after=after)
-            purged += len(await magazine.delete(found)) if found else 0
+            async with services.magazine_turns.slot(principal.organisation_id):
+                found = await magazine.peek_slots(MAX_BATCH, after=after)
+                purged += len(await magazine.delete(found)) if found else 0
             after = found[-1] if len(found) == MAX_BATCH else None
             if after is None:
                 break
@@ -166,7 +168,8 @@ async def _find_sideline(services: ApiServices, principal: Principal, name: str)
     async with transaction(services.engine) as connection:
         queue = await records.find_queue(connection, principal.organisation_id, name)
     try:
-        return await services.magazines.open(sideline_name(queue.store_name))
+        async with services.magazine_turns.slot(principal.organisation_id):
+            return await services.magazines.open(sideline_name(queue.store_name))
     except MagazineMissingError as exc:
         raise _unavailable_error() from exc
 

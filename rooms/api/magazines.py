@@ -35,21 +35,18 @@ from rooms.domain.magazine import (
     MagazineName,
     MagazineState,
     ShardState,
-    Slot,
     queue_from_magazine,
     sideline_name,
 )
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import MagazineMissingError, NotFoundError
-from rooms.ports import Magazine
 
 _LIST: Final = "magazines"
 _TAGS: Final = ["magazines"]
 _READ: Final = require_scopes(Scope.OPERATE, Scope.MANAGE)
 _SUBSCRIPTION_PREFIX: Final = "subscription-"
 _QUEUE_POSITION_PREFIX: Final = "queue "
-_LAST_POINTER: Final = (1 << 62) - 1
 
 _SUMMED_COUNTERS: Final = ("loaded", "fired", "deleted", "reloaded")
 
@@ -140,7 +137,8 @@ async def list_magazines(
     found = await _list_owners(services, principal, page.after, page.fetch_limit)
     owners, next_cursor = page.split(found, _position_text)
     return MagazinePage(
-        items=[await _to_response(services, owner) for owner in owners], next_cursor=next_cursor
+        items=[await _to_response(services, principal, owner) for owner in owners],
+        next_cursor=next_cursor,
     )
 
 
@@ -149,7 +147,8 @@ async def read_magazine(
     services: ServicesDep, principal: Caller, magazine: NamePath
 ) -> MagazineResponse:
     """Return a magazine as its store counts it; a magazine that was never used is empty."""
-    return await _to_response(services, await _find_owner(services, principal, magazine))
+    owner = await _find_owner(services, principal, magazine)
+    return await _to_response(services, principal, owner)
 
 
 @post(
@@ -247,15 +246,17 @@ async def _find_owner(services: ApiServices, principal: Principal, name: str) ->
     return HandlerQueueMagazine(queue=queue, name=MagazineName(name))
 
 
-async def _to_response(services: ApiServices, owner: MagazineOwner) -> MagazineResponse:
+async def _to_response(
+    services: ApiServices, principal: Principal, owner: MagazineOwner
+) -> MagazineResponse:
     oldest_at = expected = None
+    name = owner.stored_name if isinstance(owner, HandlerQueueMagazine) else owner.name
     try:
-        magazine = await services.magazines.open(
-            owner.stored_name if isinstance(owner, HandlerQueueMagazine) else owner.name
-        )
-        state = await magazine.state()
-        if isinstance(owner, HandlerQueueMagazine):
-            oldest_at = await _oldest_loaded_at(magazine)
+        async with services.magazine_turns.slot(principal.organisation_id):
+            magazine = await services.magazines.open(name)
+            state = await magazine.state()
+            if isinstance(owner, HandlerQueueMagazine):
+                oldest_at = await magazine.oldest_loaded_at()
     except MagazineMissingError:
         state = MagazineState(name=owner.name, shards=(), swept=0)
     if isinstance(owner, SidelineMagazine):
@@ -281,17 +282,6 @@ async def _to_response(services: ApiServices, owner: MagazineOwner) -> MagazineR
         counters=counters,
         shards=list(state.shards),
     )
-
-
-async def _oldest_loaded_at(magazine: Magazine) -> datetime | None:
-    """Return when the oldest entry was loaded, from the first entry of each shard."""
-    oldest: datetime | None = None
-    after: Slot | None = None
-    while found := await magazine.peek(1, after=after):
-        (first,) = found
-        oldest = first.loaded_at if oldest is None else min(oldest, first.loaded_at)
-        after = Slot(first.slot.shard, _LAST_POINTER)
-    return oldest
 
 
 ROUTES: Final = [list_magazines, read_magazine, sweep]

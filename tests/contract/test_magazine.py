@@ -203,6 +203,17 @@ async def test_find_and_peek_change_nothing(magazine: Magazine) -> None:
     assert len(await drained(magazine)) == 11
 
 
+async def test_the_oldest_entry_is_found_in_whatever_shard(magazine: Magazine) -> None:
+    assert await magazine.oldest_loaded_at() is None
+    for letter in "abcdef":
+        await magazine.load(entries(letter))
+    while found := await magazine.peek(10):
+        assert await magazine.oldest_loaded_at() == min(one.loaded_at for one in found)
+        oldest = min(found, key=lambda one: (one.loaded_at, one.slot.pointer))
+        await magazine.delete([oldest.slot])
+    assert await magazine.oldest_loaded_at() is None
+
+
 async def test_only_the_first_deletion_counts(magazine: Magazine) -> None:
     homes = await magazine.load(entries("a", "b", "c"))
     taken = await magazine.fire(2)

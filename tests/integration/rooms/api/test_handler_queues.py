@@ -3,17 +3,20 @@
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
+from delivery.magazines.postgres import PostgresMagazine
 from rooms.api.pagination import PageRequest
-from rooms.domain.magazine import Entry, MagazineName, sideline_name
+from rooms.domain.magazine import Entry, MagazineName, Slot, sideline_name
 from rooms.domain.role import Role
 from rooms.errors import MagazineUnavailableError
 from rooms.publishing.batch_count import MOST_COMMAS
 from tests.integration.rooms.api.conftest import Api, open_api
 from tests.integration.rooms.api.sign_in import begin
+from tests.support.installation import until
 
 
 async def stored(
@@ -513,6 +516,41 @@ async def test_no_body_is_kept_in_memory_that_is_not_shown(
     answer = await api.call("POST", "/queues/orders/sideline/purge", params={"confirm": "orders"})
     assert answer.json() == {"purged": 20, "more": False}
     assert held == []
+
+
+async def test_organisations_take_turns_at_the_store(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many loads of one, eight are at the store; the next free place is another's."""
+    async with open_api(database) as api:
+        for key in ("admin", "stranger"):
+            await api.made("/queues", {"name": "orders"}, key)
+        load = PostgresMagazine.load
+        began: list[str] = []
+        places: asyncio.Semaphore = asyncio.Semaphore(0)
+
+        async def wait(magazine: PostgresMagazine, entries: Sequence[Entry]) -> Sequence[Slot]:
+            began.append(entries[0].id)
+            await places.acquire()
+            return await load(magazine, entries)
+
+        async def send(identity: str, key: str = "admin") -> int:
+            body = {"id": identity, "payload": 1}
+            return (await api.call("POST", "/queues/orders/messages", key, json=body)).status_code
+
+        async def are_begun(count: int) -> bool:
+            return len(began) >= count
+
+        monkeypatch.setattr(PostgresMagazine, "load", wait)
+        sent = [asyncio.create_task(send(f"own-{n}")) for n in range(12)]
+        await until(lambda: are_begun(8), "the loads to begin")
+        sent += [asyncio.create_task(send(f"other-{n}", "stranger")) for n in range(12)]
+        await until(lambda: are_begun(16), "those of the other one to begin")
+        assert sum(one.startswith("own") for one in began) == 8
+        for _ in range(24):
+            places.release()
+        assert set(await asyncio.gather(*sent)) == {202}
+        assert len(began) == 24
 
 
 @pytest.mark.parametrize("purged", [0, 3])
