@@ -413,7 +413,7 @@ class PostgresMagazines:
         )
 
     async def drop(self, name: MagazineName) -> bool:
-        """Drop in steps of 10,000 entries; the next drop or create completes an interrupted one."""
+        """Drop in steps of 1,000 entries; the next drop or create completes an interrupted one."""
         row = await self._row(name)
         if row is None:
             return False
@@ -423,8 +423,10 @@ class PostgresMagazines:
     async def _drop_steps(self, row: Row) -> None:
         one = {"magazine": row[0]}
         await self._durable.run(postgres_sql.DROP_POINTERS, one)
-        while (await self._durable.run(postgres_sql.DROP_ENTRIES, one))[0][0]:
-            pass
+        last: Row | None = (-1, 0)
+        while last is not None:
+            step = one | {"shard": last[0], "pointer": last[1]}
+            last = next(iter(await self._durable.run(postgres_sql.DROP_ENTRIES, step)), None)
         await self._durable.run(postgres_sql.DROP_MAGAZINE, one)
 
     async def save_queue_record(self, queue: HandlerQueueRecord) -> None:

@@ -71,12 +71,19 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL
 # Without pointers no process can load. The row that names the magazine goes last, so that an
 # interrupted drop can be completed.
 DROP_POINTERS: Final = "WITH gone AS (DELETE FROM magazine_pointers WHERE magazine_id = %(magazine)s RETURNING 1) SELECT 0, count(*) FROM gone"
-DROP_ENTRIES: Final = """
-WITH gone AS (
-    DELETE FROM magazine_entries WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM magazine_entries WHERE magazine_id = %(magazine)s LIMIT 10000
-    )) RETURNING 1
-) SELECT 0, count(*) FROM gone
+# Each step begins at a slot, so that it does not read the dead rows that earlier ones left.
+DROP_ENTRIES: Final = f"""
+WITH step AS MATERIALIZED (
+    SELECT e.shard, e.pointer FROM magazine_entries e
+    WHERE e.magazine_id = %(magazine)s::int4 AND (e.shard, e.pointer) > (%(shard)s::int2, %(pointer)s::int8)
+    ORDER BY e.shard, e.pointer LIMIT {MAX_BATCH}
+), last AS MATERIALIZED (
+    SELECT shard, pointer FROM step ORDER BY step.shard DESC, step.pointer DESC LIMIT 1
+), gone AS (
+    DELETE FROM magazine_entries e USING last l
+    WHERE e.magazine_id = %(magazine)s::int4 AND (e.shard, e.pointer) > (%(shard)s::int2, %(pointer)s::int8)
+        AND (e.shard, e.pointer) <= (l.shard, l.pointer) RETURNING 1
+) SELECT 0, shard, pointer FROM last WHERE (SELECT count(*) FROM gone) >= 0 UNION ALL SELECT 0, NULL, NULL
 """
 DROP_MAGAZINE: Final = "WITH gone AS (DELETE FROM magazines WHERE id = %(magazine)s RETURNING 1) SELECT 0, count(*) FROM gone"
 

@@ -39,6 +39,8 @@ STATEMENTS = {
     "delete": postgres_sql.DELETE,
     "reload": postgres_sql.RELOAD,
     "sweep": postgres_sql.SWEEP_SHARD,
+    "oldest": postgres_sql.OLDEST,
+    "drop": postgres_sql.DROP_ENTRIES,
 }
 ENTRIES = re.compile(
     r"(?:Index Scan|Index Only Scan)(?: Backward)? using (\w+) on magazine_entries"
@@ -122,6 +124,34 @@ async def test_a_dropped_magazine_leaves_no_rows(database: str) -> None:
                 sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))
             ).fetchone()
             assert row == (0,), table
+
+
+async def test_a_drop_reads_no_entry_that_it_has_deleted(database: str) -> None:
+    """Keep dead rows readable by a snapshot, as a backup does, so that no scan may remove them."""
+    with psycopg.connect(database) as reader, psycopg.connect(database, autocommit=True) as db:
+
+        async def blocks() -> int | None:
+            """Return the blocks that were read, when the sessions of the magazines have ended."""
+            row = db.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%magazine%'"
+            ).fetchone()
+            found = db.execute(
+                "SELECT heap_blks_read + heap_blks_hit FROM pg_statio_user_tables WHERE relname = 'magazine_entries'"
+            ).fetchone()
+            return int(found[0]) if row == (0,) and found is not None else None
+
+        async with magazine_of(database, shards=2) as magazine:
+            for batch in range(10):
+                await magazine.load([Entry(id=f"{batch}-{at}", body=b"x") for at in range(1000)])
+        before = await until(blocks, "the loads to be counted")
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT 1 FROM magazines")
+        async with opened(database) as magazines:
+            assert await magazines.drop(NAME)
+        after = await until(blocks, "the drop to be counted")
+        assert before is not None
+        assert after is not None
+        assert 0 < after - before < 25_000
 
 
 async def test_a_drop_that_was_broken_off_is_taken_up(database: str) -> None:
