@@ -1,6 +1,6 @@
 """The two magazines of a handler queue: main and sideline."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -76,6 +76,11 @@ class QueueMagazineCache:
         pair = await create_queue_magazines(self._magazines, queue, now)
         self._open[queue.store_name] = queue.created_at, pair
         return pair
+
+    def retain(self, queues: Collection[str]) -> None:
+        """Forget the magazines of all queues but these: deleted ones would stay for ever."""
+        for queue in self._open.keys() - set(queues):
+            del self._open[queue]
 
     def invalidate(self, queue: str) -> None:
         """Open the magazines again the next time."""

@@ -95,12 +95,10 @@ class QueueShovel:
         Organisations take turns. What has not begun after `MAX_RUN_S` is first in the next run, so
         that no organisation waits for all queues of another.
         """
-        queues = [
-            queue
-            for queue in await self._known_queues.refresh()
-            if queue.active and queue.settings.shovel
-        ]
+        known = await self._known_queues.refresh()
+        queues = [queue for queue in known if queue.active and queue.settings.shovel]
         names = {queue.store_name for queue in queues}
+        self._magazine_cache.retain(names)
         for name in self._schedules.keys() - names:
             del self._schedules[name], self._next_at[name]
             self._passes.pop(name, None)

@@ -78,6 +78,7 @@ class QueueSweeper:
         if not jobs and not all_due:
             return
         queues = {queue.store_name: queue for queue in await self._known_queues.refresh()}
+        self._magazine_cache.retain(queues)
         for job in jobs:
             if should_continue():
                 await self._run_job(job, queues, should_continue)

@@ -1,4 +1,4 @@
-"""Maintenance tasks of handler queues: reconciler, shovel and sweeper."""
+"""Maintenance tasks of handler queues: reconciler, deletions, shovel and sweeper."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -12,21 +12,22 @@ from delivery.handlers.magazines import QueueMagazineCache, drop_queue_magazines
 from delivery.handlers.shovel import QueueShovel
 from delivery.handlers.sweeper import QueueSweeper
 from delivery.maintenance.age_limits import earlier_time
+from delivery.maintenance.jobs import JobRunner
 from delivery.maintenance.service import TaskSpec
 from delivery.maintenance.task import ShouldContinue
 from delivery.maintenance.task_context import TaskContext
 from rooms.db.catalog.handler_queues import (
     delete_queue,
     existing_names,
-    list_deleting,
+    list_abandoned,
     mark_deleting,
 )
 from rooms.db.connection import transaction
-from rooms.db.jobs.jobs import JobQueue, OpenJob
+from rooms.db.jobs.jobs import JobQueue, OpenJob, create_job
 from rooms.db.notify import Channel
 from rooms.domain.handler_queue import HandlerQueue
 from rooms.domain.job import JobKind
-from rooms.errors import MagazineMissingError, MagazineUnavailableError, TransientError
+from rooms.errors import MagazineMissingError, MagazineUnavailableError
 from rooms.metrics import Metrics
 from rooms.outages import OUTAGES
 from rooms.ports import Clock, Magazines
@@ -44,7 +45,7 @@ MIN_ORPHAN_RECORD_AGE: Final = timedelta(minutes=10)
 class QueueReconciler:
     """Makes records and magazines in the store agree with the queues in PostgreSQL.
 
-    Deletes queues on request, and those that expired.
+    Requests the deletion of those that expired, and completes a deletion whose job has failed.
     """
 
     name = "reconciliation of handler queues"
@@ -54,9 +55,9 @@ class QueueReconciler:
         engine: AsyncEngine,
         magazines: Magazines,
         magazine_cache: QueueMagazineCache,
-        job_queue: JobQueue,
         clock: Clock,
         *,
+        new_job_id: Callable[[], str],
         report_depth: Callable[[str, str, int], None],
     ) -> None:
         """Report (queue, magazine, depth); check everything every `FULL_SCAN_EVERY_S`."""
@@ -64,28 +65,23 @@ class QueueReconciler:
         self._known_queues = KnownQueues(engine)
         self._magazines = magazines
         self._magazine_cache = magazine_cache
-        self._job_queue = job_queue
         self._clock = clock
+        self._new_job_id = new_job_id
         self._report_depth = report_depth
         self._next_full_scan = 0.0
         self._reconciled: dict[str, tuple[datetime, bool]] = {}
 
     async def run(self, should_continue: ShouldContinue) -> None:
-        """Run deletions, reconcile changed queues, and at times check everything."""
-        for job in (
-            await self._job_queue.fetch_open({JobKind.DELETE_QUEUE}) if should_continue() else ()
-        ):
-            if not should_continue():
-                return
-            await self._run_delete_job(job)
+        """Reconcile changed queues, and at times check everything."""
         if self._clock.monotonic() >= self._next_full_scan:
             self._reconciled.clear()
-            for name in await list_deleting(self._engine) if should_continue() else ():
-                await self._delete_queue(name)
+            for name in await list_abandoned(self._engine) if should_continue() else ():
+                await delete_with_magazines(self._engine, self._magazines, name)
             if should_continue():
                 await self._drop_orphan_records()
             self._next_full_scan = self._clock.monotonic() + FULL_SCAN_EVERY_S
         queues = await self._known_queues.refresh()
+        self._magazine_cache.retain({queue.store_name for queue in queues})
         for name in self._reconciled.keys() - {queue.store_name for queue in queues}:
             del self._reconciled[name]
         changed = [
@@ -110,7 +106,14 @@ class QueueReconciler:
             _log.info("deleting the queue %s, which expired long ago", queue.store_name)
             async with transaction(self._engine) as connection:
                 await mark_deleting(connection, queue.store_name)
-            await self._delete_queue(queue.store_name)
+                await create_job(
+                    connection,
+                    queue.organisation_id,
+                    JobKind.DELETE_QUEUE,
+                    new_id=self._new_job_id(),
+                    room=None,
+                    arguments={"queue": queue.name, "store_name": queue.store_name},
+                )
             return
         try:
             magazines = await self._magazine_cache.get(queue)
@@ -128,29 +131,6 @@ class QueueReconciler:
         for which, depth in zip(("main", "sideline"), depths, strict=True):
             self._report_depth(queue.store_name, which, depth)
         self._reconciled[queue.store_name] = queue.updated_at, queue.active
-
-    async def _run_delete_job(self, job: OpenJob) -> None:
-        # Jobs of earlier versions have only one name.
-        name = job.arguments.get("store_name", job.arguments.get("queue"))
-        if not isinstance(name, str):
-            await self._job_queue.fail_job(job, "the job's arguments name no queue")
-            return
-        try:
-            await self._delete_queue(name)
-        except TransientError:
-            raise
-        except Exception as exc:  # noqa: BLE001 - any error of a job fails that job only
-            _log.exception("job %s failed", job.id)
-            await self._job_queue.fail_job(job, f"{type(exc).__name__}: {exc}")
-        else:
-            await self._job_queue.finish_job(job)
-
-    async def _delete_queue(self, name: str) -> None:
-        """Drop the magazines first, then the name, so that no queue of that name exists before."""
-        self._magazine_cache.invalidate(name)
-        await drop_queue_magazines(self._magazines, name)
-        async with transaction(self._engine) as connection:
-            await delete_queue(connection, name)
 
     async def _drop_orphan_records(self) -> None:
         """Drop records without a queue: of an interrupted creation, or from an older backup."""
@@ -173,6 +153,37 @@ class QueueReconciler:
                 await drop_queue_magazines(self._magazines, name)
 
 
+class QueueDeletions:
+    """Runs the jobs that delete queues, several at a time: a queue may have millions of messages.
+
+    Organisations take turns, so that none waits for the queues of another.
+    """
+
+    name = "deletion of handler queues"
+
+    def __init__(self, engine: AsyncEngine, magazines: Magazines, job_queue: JobQueue) -> None:
+        self._engine = engine
+        self._magazines = magazines
+        self._jobs = JobRunner(job_queue, {JobKind.DELETE_QUEUE: self._run_job}, name=self.name)
+
+    async def run(self, should_continue: ShouldContinue) -> None:
+        """Run the open jobs."""
+        await self._jobs.run(should_continue)
+
+    async def _run_job(self, job: OpenJob, _: ShouldContinue) -> bool:
+        # Jobs of earlier versions have only one name.
+        name = str(job.arguments.get("store_name") or job.arguments["queue"])
+        await delete_with_magazines(self._engine, self._magazines, name)
+        return True
+
+
+async def delete_with_magazines(engine: AsyncEngine, magazines: Magazines, name: str) -> None:
+    """Drop the magazines first, then the name, so that no queue of that name exists before."""
+    await drop_queue_magazines(magazines, name)
+    async with transaction(engine) as connection:
+        await delete_queue(connection, name)
+
+
 class QueueTasks:
     """Creates the tasks of handler queues."""
 
@@ -184,6 +195,7 @@ class QueueTasks:
         """Return the tasks, each with its partition."""
         return (
             TaskSpec(partition="queues/keeping", every_s=_EVERY_S, create=self._reconciler),
+            TaskSpec(partition="queues/deletions", every_s=_EVERY_S, create=self._deletions),
             TaskSpec(partition="queues/shovel", every_s=_EVERY_S, create=self._shovel),
             TaskSpec(partition="queues/sweep", every_s=_EVERY_S, create=self._sweeper),
         )
@@ -193,10 +205,13 @@ class QueueTasks:
             context.engine,
             self._magazines,
             QueueMagazineCache(self._magazines),
-            context.job_queue,
             context.clock,
+            new_job_id=context.new_job_id,
             report_depth=self._report_depth,
         )
+
+    def _deletions(self, context: TaskContext) -> QueueDeletions:
+        return QueueDeletions(context.engine, self._magazines, context.job_queue)
 
     def _report_depth(self, queue: str, which: str, count: int) -> None:
         self._metrics.initialise_queue_counters(queue)

@@ -52,7 +52,7 @@ def exclusion_key(job: OpenJob) -> Hashable:
     return job.kind, next(
         (
             arguments[key]
-            for key in ("subscription_id", "queue", "room_id", "organisation_id")
+            for key in ("subscription_id", "store_name", "queue", "room_id", "organisation_id")
             if key in arguments
         ),
         None,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from sqlalchemy import text
@@ -15,7 +16,7 @@ from delivery.handlers.consumers import ConsumerPool
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, create_queue_magazines
 from delivery.handlers.shovel import QueueShovel
 from delivery.handlers.sweeper import QueueSweeper
-from delivery.handlers.tasks import QueueReconciler
+from delivery.handlers.tasks import QueueDeletions, QueueReconciler
 from rooms.clock import SystemClock
 from rooms.db.catalog.handler_queues import create_queue, find_queue, update_queue
 from rooms.db.connection import open_engine, transaction
@@ -124,11 +125,14 @@ class Desk:
             self.engine,
             self.magazines,
             QueueMagazineCache(self.magazines),
-            JobQueue(self.writer),
             clock or StandingClock(self.clock),
+            new_job_id=lambda: str(uuid4()),
             report_depth=lambda queue, which, count: self.reported.append((queue, which, count)),
             **more,
         )
+
+    def deletions(self) -> QueueDeletions:
+        return QueueDeletions(self.engine, self.magazines, JobQueue(self.writer))
 
     def moved(self, what: str) -> int:
         """Return a count reported by the periodic tasks."""

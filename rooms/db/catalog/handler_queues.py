@@ -22,6 +22,7 @@ from sqlalchemy import (
     Text,
     any_,
     delete,
+    exists,
     false,
     insert,
     literal,
@@ -37,9 +38,10 @@ from sqlalchemy.sql import func
 from rooms.db.catalog.organisations import DEFAULT_ORGANISATION
 from rooms.db.connection import transaction
 from rooms.db.tables.magazines import queues
-from rooms.db.tables.organisations import organisations
+from rooms.db.tables.organisations import jobs, organisations
 from rooms.domain.handler_queue import HandlerQueue, QueueSettings, ShovelSettings, new_store_name
 from rooms.domain.ids import OrganisationId
+from rooms.domain.job import JobKind, JobState
 from rooms.domain.names import NAME_CHARACTERS
 from rooms.errors import ConflictError, NotFoundError
 
@@ -209,6 +211,21 @@ async def list_deleting(engine: AsyncEngine) -> Sequence[str]:
             select(queues.c.name).where(queues.c.deleting).order_by(queues.c.name)
         )
         return [row[0] for row in rows]
+
+
+async def list_abandoned(engine: AsyncEngine) -> Sequence[str]:
+    """Return those of `list_deleting` that no open job deletes: theirs has failed, or is gone."""
+    arguments = jobs.c.arguments
+    # Jobs of earlier versions have only one name.
+    deleted = func.coalesce(arguments["store_name"].astext, arguments["queue"].astext)
+    job = exists().where(
+        jobs.c.kind == JobKind.DELETE_QUEUE.value,
+        jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
+        deleted == queues.c.name,
+    )
+    statement = select(queues.c.name).where(queues.c.deleting, ~job).order_by(queues.c.name)
+    async with transaction(engine) as connection:
+        return [row[0] for row in await connection.execute(statement)]
 
 
 async def delete_queue(connection: AsyncConnection, store_name: str) -> None:

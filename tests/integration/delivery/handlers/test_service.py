@@ -17,9 +17,14 @@ from sqlalchemy import text
 
 from delivery.handlers import shovel as shovelling
 from delivery.handlers import sweeper as sweeping
+from delivery.handlers import tasks
 from delivery.handlers.api import Handlers, Message
 from delivery.handlers.consumers import ConsumerPool
-from delivery.handlers.magazines import create_queue_magazines, open_queue_magazines
+from delivery.handlers.magazines import (
+    create_queue_magazines,
+    drop_queue_magazines,
+    open_queue_magazines,
+)
 from delivery.handlers.outcome import REFUSED_OUTCOME, MessageSettler, SidelineReason
 from delivery.handlers.service import HandlerService
 from delivery.handlers.shovel import QueueShovel
@@ -39,7 +44,7 @@ from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.domain.handler_queue import Batching, HandlerQueue, ShovelSettings
 from rooms.domain.ids import OrganisationId
 from rooms.domain.job import JobKind
-from rooms.domain.magazine import Entry
+from rooms.domain.magazine import Entry, sideline_name
 from rooms.errors import (
     ConflictError,
     MagazineMissingError,
@@ -49,6 +54,7 @@ from rooms.errors import (
     StorageUnavailableError,
     TooLargeError,
 )
+from rooms.ports import Magazines
 from rooms.settings import SCHEMES
 from tests.support.handler_queues import (
     KEPT,
@@ -63,6 +69,7 @@ from tests.support.handler_queues import (
     messages,
 )
 from tests.support.installation import until
+from tests.support.polling import PATIENCE_S
 
 SHOVEL_NOW = ShovelSettings(one_shot=True)
 EVERYTHING_S = -3600
@@ -964,6 +971,7 @@ async def test_the_reconciler_creates_missing_magazines_and_deactivates_expired_
     assert [record.name for record in await at.magazines.list_queue_records()] == [NAME]
     await at.changed(queue_expiry_s=0)
     await keeping.run(always)
+    await at.deletions().run(always)
     assert await at.magazines.list_queue_records() == []
     # It expired so long ago that it is deleted.
     with pytest.raises(NotFoundError):
@@ -1003,6 +1011,15 @@ async def test_an_expired_queue_is_inactive_before_it_is_deleted(at: Desk) -> No
     assert [record.name for record in await at.magazines.list_queue_records(active=False)] == [NAME]
     assert not (await at.found()).active
     assert await empty((await open_queue_magazines(at.magazines, NAME)).main)
+    async with transaction(at.engine) as connection:
+        await connection.exec_driver_sql(
+            "UPDATE queues SET created_at = created_at - interval '2 hours'"
+        )
+    await at.keeping().run(always)
+    assert await list_deleting(at.engine) == [NAME]
+    await at.deletions().run(always)
+    assert await list_deleting(at.engine) == []
+    assert await at.magazines.list_queue_records(active=False) == []
 
 
 async def test_a_fast_clock_deletes_no_queue(at: Desk) -> None:
@@ -1033,11 +1050,69 @@ async def test_a_deletion_frees_the_name_at_its_end(at: Desk) -> None:
     with pytest.raises(ConflictError):
         await at.queue()
     await at.keeping().run(always)
+    assert await list_deleting(at.engine) == [NAME]
+    await at.deletions().run(always)
     assert await list_deleting(at.engine) == []
     with pytest.raises(MagazineMissingError):
         await pair.main.load(messages("y"))
     await at.queue()
     assert await empty((await at.pair()).main)
+
+
+async def test_a_long_deletion_delays_no_other_queue(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delete that of another organisation, of the same name, and reconcile meanwhile."""
+    other = OrganisationId("00000000-0000-7000-8000-00000000000b")
+    async with transaction(at.engine) as connection:
+        await ensure_organisation(connection, "other", other)
+        for number, organisation in enumerate((at.organisation, other)):
+            queue = await create_queue(connection, organisation, "q", SMALL, new_id=f"{number}")
+            await mark_deleting(connection, queue.store_name)
+            await create_job(
+                connection,
+                organisation,
+                JobKind.DELETE_QUEUE,
+                new_id=f"00000000-0000-7000-8000-00000000002{number}",
+                room=None,
+                arguments={"queue": "q", "store_name": queue.store_name},
+            )
+    proceed = asyncio.Event()
+
+    async def slow(magazines: Magazines, name: str) -> None:
+        if name == "queue-0":
+            await proceed.wait()
+        await drop_queue_magazines(magazines, name)
+
+    async def is_other_gone() -> bool:
+        return await list_deleting(at.engine) == ["queue-0"]
+
+    monkeypatch.setattr(tasks, "drop_queue_magazines", slow)
+    await at.queue()
+    await at.magazines.drop(sideline_name(NAME))
+    deletions = asyncio.create_task(at.deletions().run(always))
+    await until(is_other_gone, "the deletion of the other queue")
+    async with asyncio.timeout(PATIENCE_S):
+        await at.keeping().run(always)
+    assert (await at.pair()).sideline.shards == SMALL.shards
+    proceed.set()
+    await deletions
+    assert await list_deleting(at.engine) == []
+
+
+async def test_deleted_queues_are_forgotten(at: Desk) -> None:
+    queues = [await at.queue(name=f"queue-{n}", shovel=SHOVEL_NOW) for n in range(3)]
+    shovel, sweeper, keeping = at.shovel(), at.sweeper(first_s=0), at.keeping()
+    for queue in queues:
+        await at.pairs.get(queue)
+    async with transaction(at.engine) as connection:
+        await mark_deleting(connection, queues[0].store_name)
+    await sweeper.run(always)
+    assert at.pairs._open.keys() == {"queue-1", "queue-2"}
+    await shovel.run(always)
+    assert at.pairs._open.keys() == {"queue-1", "queue-2"}
+    await keeping.run(always)
+    assert keeping._magazine_cache._open.keys() == {"queue-1", "queue-2"}
 
 
 async def test_a_deletion_without_its_job_is_completed(at: Desk) -> None:

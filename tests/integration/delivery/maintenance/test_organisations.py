@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from delivery.analytics.export.exporter import Exporter
-from delivery.handlers.magazines import QueueMagazineCache
-from delivery.handlers.tasks import QueueReconciler, QueueTasks
+from delivery.handlers.tasks import QueueDeletions, QueueTasks
 from delivery.leadership.postgres import PostgresElection
 from delivery.maintenance import organisations
 from delivery.maintenance.deletions import DeleteJob
@@ -127,15 +126,7 @@ class Maintenance:
             count_usage=counter,
         )
         self.handler: JobHandler = self.of_organisations.handlers()[JobKind.DELETE_ORGANISATION]
-        magazines = api.services.magazines
-        self.queues = QueueReconciler(
-            api.services.engine,
-            magazines,
-            QueueMagazineCache(magazines),
-            self._queue,
-            api.services.clock,
-            report_depth=lambda *_: None,
-        )
+        self.queues = QueueDeletions(api.services.engine, api.services.magazines, self._queue)
 
     async def open_jobs(self) -> list[OpenJob]:
         return await self._queue.fetch_open({JobKind.DELETE_ORGANISATION})
