@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from rooms.domain.state_machine import Reason
 from rooms.prometheus_internals import remove_dead_gauges
+from rooms.queue_series import QueueSeries
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; escaping=underscores"
 MULTIPROCESS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -51,12 +52,13 @@ class Metrics:
     Other labels: `error` is an ErrorClass or none, and `status` is 2xx to 5xx or none. `bound` is
     all, organisation or endpoint. `reason` of a failed authentication is missing, malformed,
     checksum, unknown, limited, network, certificate or forwarded. `queue` is the store name of a
-    handler queue, and `magazine` is main or sideline. `cause` is a system's error, such as EMFILE.
-    `process` is api, worker, upkeep, relay, standalone or handlers.
+    handler queue or other, and `magazine` is main or sideline. `cause` is a system's error, such as
+    EMFILE. `process` is api, worker, upkeep, relay, standalone or handlers.
     """
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
+        self.queue_series = QueueSeries(can_remove=MULTIPROCESS_VARIABLE not in os.environ)
         self.publishes = Counter(
             "rooms_publishes", "Published messages by outcome.", ["outcome"], registry=registry
         )
@@ -369,14 +371,6 @@ class Metrics:
         ):
             for value in values:
                 counter.labels(value)
-
-    def initialise_queue_counters(self, queue: str) -> None:
-        """Export the alerting counters of a handler queue from 0 on. Repeating it is harmless."""
-        self.queue_sweep_failures.labels(queue)
-        self.queue_handled.labels(queue, "sidelined")
-        self.queue_shoveled.labels(queue, "queued")
-        for magazine in ("main", "sideline"):
-            self.queue_swept.labels(queue, magazine)
 
     def _add_broker(self, registry: CollectorRegistry) -> None:
         """Add the metrics of an external broker."""

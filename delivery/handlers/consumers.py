@@ -30,6 +30,7 @@ from rooms.errors import MagazineMissingError, MagazineUnavailableError
 from rooms.metrics import Metrics
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
+from rooms.queue_series import M
 
 _log = logging.getLogger(__name__)
 
@@ -154,8 +155,11 @@ class ConsumerPool:
             await asyncio.gather(*self._consuming, return_exceptions=True)
             for thread in self._idle_threads:
                 thread.stop()
-            self._metrics.queue_busy_consumers.labels(self.queue.store_name).set(0)
-            self._metrics.queue_consumers.labels(self.queue.store_name).set(0)
+            self._series(self._metrics.queue_busy_consumers).set(0)
+            self._series(self._metrics.queue_consumers).set(0)
+
+    def _series(self, metric: M, *labels: str) -> M:
+        return self._metrics.queue_series.of(metric, self.queue.store_name, *labels)
 
     @property
     def _batch_size(self) -> int:
@@ -322,7 +326,7 @@ class ConsumerPool:
             if slot is not None and outcome.result is not HandlerResult.SIDELINED
         ]
         if done and (count := await self._settler.remove_from_sideline(done)):
-            self._metrics.queue_handled.labels(self.queue.store_name, "late").inc(count)
+            self._series(self._metrics.queue_handled, "late").inc(count)
 
     async def _settle(
         self, stored: Sequence[StoredEntry], outcomes: Sequence[HandlerOutcome], fired_at: float
@@ -332,11 +336,9 @@ class ConsumerPool:
             stored, outcomes, held_for_s=held_s, stuck_s=self.queue.stuck_after_s
         )
         for outcome in outcomes:
-            self._metrics.queue_handled.labels(self.queue.store_name, outcome.result.value).inc()
+            self._series(self._metrics.queue_handled, outcome.result.value).inc()
         return slots
 
     def _update_metrics(self) -> None:
-        self._metrics.queue_busy_consumers.labels(self.queue.store_name).set(len(self._consuming))
-        self._metrics.queue_consumers.labels(self.queue.store_name).set(
-            self.queue.settings.concurrency
-        )
+        self._series(self._metrics.queue_busy_consumers).set(len(self._consuming))
+        self._series(self._metrics.queue_consumers).set(self.queue.settings.concurrency)

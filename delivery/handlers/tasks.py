@@ -59,8 +59,12 @@ class QueueReconciler:
         *,
         new_job_id: Callable[[], str],
         report_depth: Callable[[str, str, int], None],
+        on_deleted: Callable[[str], None],
     ) -> None:
-        """Report (queue, magazine, depth); check everything every `FULL_SCAN_EVERY_S`."""
+        """Report (queue, magazine, depth), and queues that are deleted after that.
+
+        Check everything every `FULL_SCAN_EVERY_S`.
+        """
         self._engine = engine
         self._known_queues = KnownQueues(engine)
         self._magazines = magazines
@@ -68,6 +72,8 @@ class QueueReconciler:
         self._clock = clock
         self._new_job_id = new_job_id
         self._report_depth = report_depth
+        self._on_deleted = on_deleted
+        self._reported: set[str] = set()
         self._next_full_scan = 0.0
         self._reconciled: dict[str, tuple[datetime, bool]] = {}
 
@@ -81,9 +87,13 @@ class QueueReconciler:
                 await self._drop_orphan_records()
             self._next_full_scan = self._clock.monotonic() + FULL_SCAN_EVERY_S
         queues = await self._known_queues.refresh()
-        self._magazine_cache.retain({queue.store_name for queue in queues})
-        for name in self._reconciled.keys() - {queue.store_name for queue in queues}:
+        names = {queue.store_name for queue in queues}
+        self._magazine_cache.retain(names)
+        for name in self._reconciled.keys() - names:
             del self._reconciled[name]
+        for name in self._reported - names:
+            self._on_deleted(name)
+        self._reported &= names
         changed = [
             queue
             for queue in queues
@@ -130,6 +140,7 @@ class QueueReconciler:
         await self._magazines.save_queue_record(queue.to_record())
         for which, depth in zip(("main", "sideline"), depths, strict=True):
             self._report_depth(queue.store_name, which, depth)
+        self._reported.add(queue.store_name)
         self._reconciled[queue.store_name] = queue.updated_at, queue.active
 
     async def _drop_orphan_records(self) -> None:
@@ -208,35 +219,43 @@ class QueueTasks:
             context.clock,
             new_job_id=context.new_job_id,
             report_depth=self._report_depth,
+            on_deleted=self._metrics.queue_series.forget,
         )
 
     def _deletions(self, context: TaskContext) -> QueueDeletions:
         return QueueDeletions(context.engine, self._magazines, context.job_queue)
 
     def _report_depth(self, queue: str, which: str, count: int) -> None:
-        self._metrics.initialise_queue_counters(queue)
-        self._metrics.queue_depth.labels(queue, which).set(count)
+        metrics, series = self._metrics, self._metrics.queue_series.of
+        # Prometheus sees no increase in a series that begins above 0.
+        series(metrics.queue_sweep_failures, queue)
+        series(metrics.queue_handled, queue, "sidelined")
+        series(metrics.queue_shoveled, queue, "queued")
+        series(metrics.queue_swept, queue, which)
+        series(metrics.queue_depth, queue, which).set(count)
 
     def _shovel(self, context: TaskContext) -> QueueShovel:
+        series = self._metrics.queue_series.of
         return QueueShovel(
             context.engine,
             QueueMagazineCache(self._magazines),
             context.clock,
             on_loaded=lambda queue: context.notifier.notify(Channel.MESSAGES, queue),
-            on_shoveled=lambda queue, what, count: self._metrics.queue_shoveled.labels(
-                queue, what
+            on_shoveled=lambda queue, what, count: series(
+                self._metrics.queue_shoveled, queue, what
             ).inc(count),
         )
 
     def _sweeper(self, context: TaskContext) -> QueueSweeper:
+        series = self._metrics.queue_series.of
         return QueueSweeper(
             context.engine,
             QueueMagazineCache(self._magazines),
             context.job_queue,
             context.clock,
             epoch=context.epoch,
-            on_swept=lambda queue, which, count: self._metrics.queue_swept.labels(queue, which).inc(
-                count
-            ),
-            on_failed=lambda queue: self._metrics.queue_sweep_failures.labels(queue).inc(),
+            on_swept=lambda queue, which, count: series(
+                self._metrics.queue_swept, queue, which
+            ).inc(count),
+            on_failed=lambda queue: series(self._metrics.queue_sweep_failures, queue).inc(),
         )

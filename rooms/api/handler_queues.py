@@ -467,7 +467,8 @@ async def _load_all(
             "the queue's magazines do not exist: they are created again soon"
         ) from exc
     services.notifier.notify(Channel.MESSAGES, queue.store_name)
-    services.metrics.queue_loaded.labels(queue.store_name).inc(len(entries))
+    metrics = services.metrics
+    metrics.queue_series.of(metrics.queue_loaded, queue.store_name).inc(len(entries))
     return [AcceptedQueueMessage(id=entry.id) for entry in entries]
 
 

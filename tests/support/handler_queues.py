@@ -128,6 +128,7 @@ class Desk:
             clock or StandingClock(self.clock),
             new_job_id=lambda: str(uuid4()),
             report_depth=lambda queue, which, count: self.reported.append((queue, which, count)),
+            on_deleted=lambda queue: self.reported.append(("deleted", queue)),
             **more,
         )
 

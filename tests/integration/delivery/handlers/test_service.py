@@ -1113,6 +1113,10 @@ async def test_deleted_queues_are_forgotten(at: Desk) -> None:
     assert at.pairs._open.keys() == {"queue-1", "queue-2"}
     await keeping.run(always)
     assert keeping._magazine_cache._open.keys() == {"queue-1", "queue-2"}
+    async with transaction(at.engine) as connection:
+        await mark_deleting(connection, queues[1].store_name)
+    await keeping.run(always)
+    assert [one for one in at.reported if one[0] == "deleted"] == [("deleted", "queue-1")]
 
 
 async def test_a_deletion_without_its_job_is_completed(at: Desk) -> None:
