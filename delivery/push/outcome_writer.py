@@ -65,7 +65,12 @@ class OutcomeWriter:
         self._on_rejected = on_rejected
         self._clock = clock
         self._committing_since = math.inf
-        self._commit_ended = asyncio.Event()
+        self._waited_count = 0
+        """Pending outcomes that waited behind a late commit: their claims may have ended."""
+        self._caught_up = asyncio.Event()
+        self._caught_up.set()
+        self.late_count = 0
+        """The times that the writer was late and has caught up since."""
         self._pending: list[DeliveryOutcome] = []
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -81,12 +86,12 @@ class OutcomeWriter:
             self._wake.set()
 
     def is_late(self, now: float) -> bool:
-        """Return whether a commit takes so long that further attempts should wait for it."""
-        return now - self._committing_since > LATE_AFTER_S
+        """Return whether commits take so long that further attempts should wait for them."""
+        return self._waited_count > 0 or now - self._committing_since > LATE_AFTER_S
 
-    async def end_of_commit(self) -> None:
-        """Wait until the commit in progress has ended."""
-        await self._commit_ended.wait()
+    async def wait_until_caught_up(self) -> None:
+        """Wait until a late commit has ended, and those of all that waited behind it."""
+        await self._caught_up.wait()
 
     async def drain(self) -> None:
         """Wait until every outcome added so far is committed."""
@@ -107,11 +112,19 @@ class OutcomeWriter:
             batch = self._next_batch()
             last_size = len(batch)
             self._committing_since = self._clock.monotonic()
-            self._commit_ended.clear()
+            self._caught_up.clear()
             if recorded := await self._commit(batch):
                 await self._on_committed(recorded)
-            self._committing_since = math.inf
-            self._commit_ended.set()
+            self._end_commit(last_size)
+
+    def _end_commit(self, size: int) -> None:
+        took_long = self._clock.monotonic() - self._committing_since > LATE_AFTER_S
+        was_late = took_long or self._waited_count > 0
+        self._waited_count = len(self._pending) if took_long else max(0, self._waited_count - size)
+        self._committing_since = math.inf
+        if not self._waited_count:
+            self.late_count += was_late
+            self._caught_up.set()
 
     def _next_batch(self) -> Sequence[DeliveryOutcome]:
         """Remove and return the first outcomes, up to the second one of a delivery.

@@ -220,18 +220,21 @@ class PushWorker:
         async with aclosing(
             cast("AsyncGenerator[Sequence[DeliveryTask]]", consumer.batches())
         ) as batches:
+            late_count = self._outcome_writer.late_count
             async for batch in batches:
-                if self._outcome_writer.is_late(self._clock.monotonic()):
+                is_late = self._outcome_writer.is_late(self._clock.monotonic())
+                if is_late or late_count != self._outcome_writer.late_count:
                     # Other outcomes could not be committed either, and each claim that ended would
-                    # make attempts again whose outcomes wait.
+                    # make attempts again whose outcomes wait, or waited when this was claimed.
                     self._unsent.release_later(batch)
-                    await self._outcome_writer.end_of_commit()
-                    continue
-                try:
-                    await self._dispatch(batch)
-                except asyncio.CancelledError:
-                    self._unsent.release_later(batch)  # no lane has any of it yet
-                    raise
+                    await self._outcome_writer.wait_until_caught_up()
+                else:
+                    try:
+                        await self._dispatch(batch)
+                    except asyncio.CancelledError:
+                        self._unsent.release_later(batch)  # no lane has any of it yet
+                        raise
+                late_count = self._outcome_writer.late_count
 
     async def _dispatch(self, batch: Sequence[DeliveryTask]) -> None:
         endpoints = await self._endpoints.for_tasks(batch, self._clock.monotonic())

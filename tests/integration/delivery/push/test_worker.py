@@ -12,6 +12,7 @@ from delivery.push.attempt import AttemptExecutor, AttemptReport
 from delivery.push.endpoint_state import EndpointSignal
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
+from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
@@ -654,6 +655,41 @@ async def test_a_worker_whose_commits_hang_attempts_nothing_more(
         for copy in copies:
             await ends(installation, copy, State.DELIVERED)
     assert len(sender.calls) == 3
+
+
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)
+async def test_what_was_claimed_again_while_commits_hung_is_not_attempted_after_them(
+    installation: Installation, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim was made before the commits of its outcomes, and reaches the worker behind them."""
+    monkeypatch.setattr(outcome_writer, "LATE_AFTER_S", 0.1)
+    subscription = await installation.subscribe(timeout_ms=100)
+    decide, claim = OutcomeQueries.decide, Outbox.claim
+    is_back, claimed_again, go_on, next_claim = (asyncio.Event() for _ in range(4))
+
+    async def late(queries: OutcomeQueries, *given: Any, **named: Any) -> int:
+        await is_back.wait()
+        return await decide(queries, *given, **named)
+
+    async def slow(outbox: Outbox, **named: Any) -> ClaimedBatch:
+        if claimed_again.is_set():
+            next_claim.set()
+        batch = await claim(outbox, **named)
+        if batch.tasks and sender.calls and not claimed_again.is_set():
+            claimed_again.set()
+            await go_on.wait()
+        return batch
+
+    monkeypatch.setattr(OutcomeQueries, "decide", late)
+    monkeypatch.setattr(Outbox, "claim", slow)
+    async with working(installation, sender, claim_s=3.0, poll_s=0.1), asyncio.timeout(PATIENCE_S):
+        (copy,) = await deliver(installation, subscription)
+        await claimed_again.wait()
+        is_back.set()
+        await ends(installation, copy, State.DELIVERED)
+        go_on.set()
+        await next_claim.wait()
+    assert len(sender.calls) == 1
 
 
 async def test_answers_of_any_kind_can_be_recorded(
