@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from delivery.push.endpoints import Endpoint
@@ -20,7 +19,14 @@ from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.db.queue.throttle import MAX_RECIPIENTS, SharedLaneState
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
+from rooms.domain.ids import (
+    DeliveryId,
+    IdGenerator,
+    MessageId,
+    RoomId,
+    SubscriptionId,
+    room_of,
+)
 from rooms.errors import StorageRefusedError
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
@@ -33,6 +39,8 @@ FLUSH_S: Final = 0.5
 """Events that one flush writes, and its time. The endpoints of one organisation may all fail at
 once, and the rest of the worker's tick must not wait for that.
 """
+LOCK_TIMEOUT_MS: Final = 100
+"""The longest time that a write waits for a room or subscription that is being changed."""
 _REFUSED: Final = "writes about endpoints were refused"
 
 
@@ -147,10 +155,11 @@ class EndpointEventQueue:
     def __init__(
         self,
         *,
-        write_event: Callable[[EndpointEvent], Awaitable[None]],
+        write_event: Callable[[EndpointEvent, float], Awaitable[None]],
         write_status_reason: Callable[[EndpointRecord, str | None], Awaitable[None]],
         monotonic: Callable[[], float],
     ) -> None:
+        """Configure the queue. `write_event` gets an event and its age in seconds."""
         self._write_event = write_event
         self._write_status_reason = write_status_reason
         self._monotonic = monotonic
@@ -161,7 +170,10 @@ class EndpointEventQueue:
     def add(self, event: EndpointEvent) -> None:
         """Queue an event in place of an earlier one about the same subject."""
         subject = event.endpoint.record.subscription_id, _SIGNAL_SUBJECTS[event.signal]
-        self._writes[subject] = partial(self._write_event, event)
+        self._writes[subject] = partial(self._write_aged, event, self._monotonic())
+
+    async def _write_aged(self, event: EndpointEvent, added_at: float) -> None:
+        await self._write_event(event, self._monotonic() - added_at)
 
     def set_status_reason(self, record: EndpointRecord, reason: str | None) -> None:
         """Queue the reason why a subscription cannot be served, or None if it can."""
@@ -173,25 +185,36 @@ class EndpointEventQueue:
         """Write what is queued, oldest first, up to `MAX_FLUSHED` in `FLUSH_S`.
 
         Return whether there is more. A refused one is logged, and queued again behind the others,
-        for the next time. After any other error, which is raised, the rest stays queued.
+        for the next time. Others of its room wait for that, too: the room may be locked. After any
+        other error, which is raised, the rest stays queued.
         """
         deadline = self._monotonic() + FLUSH_S
-        for subject, write in list(islice(self._writes.items(), MAX_FLUSHED)):
+        refusing: set[RoomId] = set()
+        tried = 0
+        for subject, write in list(self._writes.items()):
+            if room_of(subject[0]) in refusing:
+                self._put_behind(subject)
+                continue
+            tried += 1
             try:
                 await write()
             except StorageRefusedError as exc:
                 OUTAGES.record_failure(exc, _REFUSED)
-                self._refused.add(subject)
-                self._writes[subject] = self._writes.pop(subject)
+                refusing.add(room_of(subject[0]))
+                self._put_behind(subject)
             else:
                 self._refused.discard(subject)
                 if self._writes[subject] is write:
                     del self._writes[subject]
-            if self._monotonic() >= deadline:
+            if tried == MAX_FLUSHED or self._monotonic() >= deadline:
                 break
         if not self._refused:
             OUTAGES.record_success(_REFUSED)
         return len(self._writes) > len(self._refused)
+
+    def _put_behind(self, subject: tuple[SubscriptionId, str]) -> None:
+        self._refused.add(subject)
+        self._writes[subject] = self._writes.pop(subject)
 
 
 class EndpointStateWriter:
@@ -212,13 +235,15 @@ class EndpointStateWriter:
         self._clock = clock
         self._observe = observe
 
-    async def write(self, event: EndpointEvent) -> None:
-        """Write an event unless it is recorded already, and notify the other workers.
+    async def write(self, event: EndpointEvent, age_s: float = 0.0) -> None:
+        """Write an event that is `age_s` old, unless it is recorded already or out of date.
+
+        Other workers are notified.
 
         After StorageUnavailableError or StorageRefusedError it must be written again.
         """
         record = event.endpoint.record
-        if await self._apply(event):
+        if await self._apply(event, age_s):
             self._observe(event.signal)
             if event.signal in {EndpointSignal.GONE, EndpointSignal.FAILED_TOO_LONG}:
                 self._signals.notify_queued()  # for the operational message about it
@@ -231,9 +256,8 @@ class EndpointStateWriter:
             record.room_id, record.subscription_id, version=record.version, reason=reason
         )
 
-    async def _apply(self, event: EndpointEvent) -> bool:
+    async def _apply(self, event: EndpointEvent, age_s: float) -> bool:
         record = event.endpoint.record
-        subscription_id = record.subscription_id
         match event.signal:
             case EndpointSignal.GONE:
                 return await self._disable(record, event.detail, None)
@@ -241,14 +265,14 @@ class EndpointStateWriter:
                 return await self._disable(record, event.detail, record.throttle.disable_after_ms)
             case EndpointSignal.CIRCUIT_OPENED:
                 return await self._lanes.open_circuit(
-                    subscription_id, open_ms=record.throttle.circuit_open_ms
+                    record, open_ms=record.throttle.circuit_open_ms
                 )
             case EndpointSignal.CIRCUIT_CLOSED:
-                return await self._lanes.close_circuit(subscription_id)
+                return await self._lanes.close_circuit(record)
             case EndpointSignal.FAILING:
-                return await self._lanes.mark_failing(subscription_id)
+                return await self._lanes.mark_failing(record)
             case EndpointSignal.HEALTHY:
-                return await self._lanes.clear_failing(subscription_id)
+                return await self._lanes.clear_failing(record, age_s=age_s)
 
     async def _disable(self, record: EndpointRecord, reason: str, failing_ms: int | None) -> bool:
         room, now_ms = record.room_id, self._clock.now_ms()

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from delivery.push.attempt import AttemptExecutor
-from delivery.push.endpoint_state import EndpointEventQueue, EndpointStateWriter
+from delivery.push.endpoint_state import (
+    LOCK_TIMEOUT_MS,
+    EndpointEventQueue,
+    EndpointStateWriter,
+)
 from delivery.push.endpoints import EndpointCache
 from delivery.push.sandbox.client import SandboxClient
 from delivery.push.worker import PushWorker
@@ -96,12 +100,23 @@ async def run_push(
             )
         )
 
-        lanes = SharedLaneState(writer)
-        # A writer of its own, opened at first use: tokens must not wait for outcomes or the disk.
+        # Writers of their own, opened at first use. Outcomes must not wait for a locked room, and
+        # tokens for neither outcomes nor the disk.
+        states = LogWriter(
+            database_url,
+            kind="states",
+            lock_timeout_ms=LOCK_TIMEOUT_MS,
+            broker_mode=broker_mode,
+        )
+        stack.push_async_callback(states.close)
         limits = LogWriter(database_url, kind="limits", durable=False)
         stack.push_async_callback(limits.close)
         state_writer = EndpointStateWriter(
-            lanes, signals, ids=ids, clock=clock, observe=metrics.count_lane_change
+            SharedLaneState(states),
+            signals,
+            ids=ids,
+            clock=clock,
+            observe=metrics.count_lane_change,
         )
         events = EndpointEventQueue(
             write_event=state_writer.write,

@@ -152,7 +152,7 @@ class Installation:
         """Other settings, as the API makes them: with the next version."""
         assignments = "".join(f"{name} = %s, " for name in columns)
         await self.rows(
-            f"UPDATE subscriptions SET {assignments} version = version + 1 WHERE room_id = %s AND id = %s",
+            f"UPDATE subscriptions SET {assignments} version = version + 1, updated_at = now() WHERE room_id = %s AND id = %s",
             *columns.values(), room_of(subscription), subscription,
         )  # fmt: skip
 

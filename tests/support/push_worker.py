@@ -13,7 +13,12 @@ from typing import Final
 from delivery.brokers.postgres import PostgresBroker
 from delivery.push.attempt import AttemptExecutor
 from delivery.push.broker_intake import BrokerIntake
-from delivery.push.endpoint_state import EndpointEventQueue, EndpointSignal, EndpointStateWriter
+from delivery.push.endpoint_state import (
+    LOCK_TIMEOUT_MS,
+    EndpointEventQueue,
+    EndpointSignal,
+    EndpointStateWriter,
+)
 from delivery.push.endpoints import EndpointCache
 from delivery.push.worker import PushWorker
 from rooms.clock import SystemClock
@@ -264,11 +269,17 @@ async def working(
             work.releases += 1
             signals.notify_queued()
 
-        lanes, changes = SharedLaneState(writer), list[EndpointSignal]()
+        changes = list[EndpointSignal]()
+        states = LogWriter(url, kind="states", lock_timeout_ms=LOCK_TIMEOUT_MS, broker_mode=shape)
+        stack.push_async_callback(states.close)
         limits = LogWriter(url, kind="limits", durable=False)
         stack.push_async_callback(limits.close)
         records = EndpointStateWriter(
-            lanes, signals, ids=installation.ids, clock=clock, observe=changes.append
+            SharedLaneState(states),
+            signals,
+            ids=installation.ids,
+            clock=clock,
+            observe=changes.append,
         )
         notices = EndpointEventQueue(
             write_event=records.write,

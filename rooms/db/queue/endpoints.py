@@ -18,7 +18,7 @@ from rooms.domain.throttle import NO_LIMITS, THROTTLE_SETTINGS, ThrottlePolicy, 
 
 _LOAD: Final = """
 SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, r.organisation_id::text AS room_owner_id, s.push_url, s.headers, s.sealed_headers, s.terminal_statuses, s.ignorable_statuses,
-    s.cloud_events, s.event_item, s.status, s.status_reason, s.status_since, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
+    s.cloud_events, s.event_item, s.status, s.status_reason, s.status_since, s.updated_at, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
     coalesce(s.delivery_delay_multiplier, r.delivery_delay_multiplier) AS multiplier,
@@ -31,7 +31,7 @@ SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, 
     coalesce(s.circuit_window_ms, r.circuit_window_ms) AS circuit_window_ms,
     coalesce(s.circuit_open_ms, r.circuit_open_ms) AS circuit_open_ms, coalesce(s.drain_per_s, r.drain_per_s) AS drain_per_s,
     coalesce(s.disable_after_ms, r.disable_after_ms) AS disable_after_ms,
-    l.circuit_open, l.probe::text AS probe, l.probe_generation, l.probe_attempt,
+    l.circuit_open, l.circuit_since, l.probe::text AS probe, l.probe_generation, l.probe_attempt,
     extract(epoch FROM now() - l.failing_since)::float8 AS failing_s
 FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id)
     JOIN subscriptions s ON s.room_id = v.room_id AND s.id = v.id
@@ -57,6 +57,8 @@ class EndpointRecord:
     """The body is GovStack's EventItem around the payload."""
     status: SubscriptionStatus
     status_since: datetime
+    updated_at: datetime
+    """The last change of the subscription itself; that of its circuit only raises the version."""
     version: int
     encrypted_secrets: tuple[bytes, ...]
     """The current one first, then the previous one while both are valid."""
@@ -67,6 +69,8 @@ class EndpointRecord:
     throttle: ThrottlePolicy = NO_LIMITS
     circuit_open: bool = False
     """True if the circuit is open for all workers, and `circuit_failures` is set."""
+    circuit_since: datetime | None = None
+    """The time at which the circuit was last opened or closed."""
     probe: tuple[DeliveryId, int, int] | None = None
     """The version (delivery, generation, attempt) that probes the open circuit."""
     failing: bool = False
@@ -104,6 +108,7 @@ async def load_endpoints(
             event_item=row["event_item"],
             status=SubscriptionStatus(row["status"]),
             status_since=row["status_since"],
+            updated_at=row["updated_at"],
             version=row["version"],
             encrypted_secrets=tuple(filter(None, (row["secret"], row["previous_secret"]))),
             policy=RetryPolicy(
@@ -119,6 +124,7 @@ async def load_endpoints(
             ordered=row["ordered"],
             throttle=(lane := _throttle_policy(row)),
             circuit_open=bool(row["circuit_open"] and lane.circuit_failures),
+            circuit_since=row["circuit_since"],
             probe=None
             if row["probe"] is None
             else (row["probe"], row["probe_generation"], row["probe_attempt"]),

@@ -71,14 +71,19 @@ _DRAIN: Final = _RELEASE_TEMPLATE.format(
 
 # One probe in a period, whichever worker releases it: one statement locks the circuit's row, moves
 # its time on and records the probe. The subscription's next version makes every worker that gets
-# the copy load the endpoint again.
+# the copy load the endpoint again. While the subscription is being changed there is no probe:
+# outcomes would wait for the end of that change.
 _PROBE: Final = _RELEASE_TEMPLATE.format(
     given="""circuit AS MATERIALIZED (
     SELECT room_id, id FROM lanes
     WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND circuit_open AND probe_at <= now()
     LIMIT 1 FOR UPDATE SKIP LOCKED
+), unlocked AS MATERIALIZED (
+    SELECT FROM circuit c CROSS JOIN LATERAL (
+        SELECT FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+    ) s
 ), """,
-    picked=_PICKED.format(limit="(SELECT count(*)::int4 FROM circuit)"),
+    picked=_PICKED.format(limit="(SELECT count(*)::int4 FROM unlocked)"),
     effects=""", named AS (
     UPDATE lanes t SET probe_at = now() + %(open_ms)s::int8 * interval '1 ms', probe = d.id,
         probe_generation = d.generation, probe_attempt = d.attempt, probes = t.probes + 1

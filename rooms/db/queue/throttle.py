@@ -2,6 +2,9 @@
 
 And disable endpoints. A change that other workers must act on counts the subscription's version up.
 A worker that takes a copy after it loads the lane again before anything is sent.
+
+A write may come minutes after the attempts that it follows from. It changes nothing if the
+subscription has another URL, secret or header since, was resumed, or its circuit was moved.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -27,6 +30,14 @@ _BUMP_VERSION: Final = """learnt AS (
     UPDATE subscriptions s SET version = s.version + 1 FROM l WHERE s.room_id = l.room_id AND s.id = l.id
 )"""
 _COUNT_CHANGED: Final = "\nSELECT 0, count(*) FROM l\n"
+# The version would not do, since the circuit raises it, too. Only changes of the subscription set
+# the time; a new key of the installation seals secrets and headers anew without a change.
+_IS_UNCHANGED: Final = """s.push_url = %(push_url)s::text AND s.status_since = %(status_since)s::timestamptz AND (
+        s.updated_at = %(updated_at)s::timestamptz OR s.secret IS NOT DISTINCT FROM %(secret)s::bytea
+            AND s.sealed_headers IS NOT DISTINCT FROM %(headers)s::bytea)"""
+_OF_UNCHANGED: Final = f"""EXISTS (
+        SELECT FROM subscriptions s WHERE s.room_id = t.room_id AND s.id = t.id AND {_IS_UNCHANGED} OFFSET 0)"""
+_SAME_CIRCUIT: Final = "t.circuit_since IS NOT DISTINCT FROM %(circuit_since)s::timestamptz"
 
 
 def _changed_with_event(event: OperationalEvent, data: str) -> str:
@@ -39,38 +50,39 @@ _SUCCEEDED: Final = """'{"cause": "succeeded"}'::jsonb"""
 _OPEN_CIRCUIT: Final = f"""
 WITH l AS (
     INSERT INTO lanes AS t (room_id, id, circuit_open, circuit_since, probe_at)
-    SELECT room_id, id, true, now(), now() + %(open_ms)s::int8 * interval '1 ms' FROM subscriptions
-    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND status || '' = 'active'
+    SELECT room_id, id, true, now(), now() + %(open_ms)s::int8 * interval '1 ms' FROM subscriptions s
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND status || '' = 'active' AND {_IS_UNCHANGED}
     ON CONFLICT (room_id, id) DO UPDATE SET circuit_open = true, circuit_since = excluded.circuit_since,
         probe_at = excluded.probe_at, probe = NULL, probes = 0
-    WHERE NOT t.circuit_open RETURNING t.room_id, t.id
+    WHERE NOT t.circuit_open AND {_SAME_CIRCUIT} RETURNING t.room_id, t.id
 ), {_changed_with_event(OperationalEvent.CIRCUIT_OPENED, "'{}'::jsonb")}"""  # noqa: S608 - constants of this package
 _CLOSE_CIRCUIT: Final = f"""
 WITH l AS (
-    UPDATE lanes SET circuit_open = false, circuit_since = now(), probe_at = NULL, probe = NULL
-    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND circuit_open RETURNING room_id, id
+    UPDATE lanes t SET circuit_open = false, circuit_since = now(), probe_at = NULL, probe = NULL
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND circuit_open AND {_SAME_CIRCUIT} AND {_OF_UNCHANGED}
+    RETURNING room_id, id
 ), {_changed_with_event(OperationalEvent.CIRCUIT_CLOSED, "'{}'::jsonb")}"""  # noqa: S608 - constants of this package
 # From now on only: an earlier success of another worker had nothing to clear.
 _MARK_FAILING: Final = f"""
 WITH l AS (
     INSERT INTO lanes AS t (room_id, id, failing_since)
-    SELECT room_id, id, now() FROM subscriptions
-    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND status || '' = 'active'
+    SELECT room_id, id, now() FROM subscriptions s
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND status || '' = 'active' AND {_IS_UNCHANGED}
     ON CONFLICT (room_id, id) DO UPDATE SET failing_since = excluded.failing_since
     WHERE t.failing_since IS NULL RETURNING t.room_id, t.id
 ), {_BUMP_VERSION}{_COUNT_CHANGED}"""  # noqa: S608 - constants of this package
+# A success says nothing of failures that were recorded after it.
 _CLEAR_FAILING: Final = f"""
 WITH l AS (
-    UPDATE lanes SET failing_since = NULL
-    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND failing_since IS NOT NULL RETURNING room_id, id
+    UPDATE lanes t SET failing_since = NULL
+    WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND {_OF_UNCHANGED}
+        AND failing_since <= now() - %(age_ms)s::int8 * interval '1 ms' RETURNING room_id, id
 ), {_changed_with_event(OperationalEvent.ENDPOINT_RECOVERED, _SUCCEEDED)}"""  # noqa: S608 - constants of this package
 
 # Disabling and notifying are one statement: no endpoint is disabled without a message to the
 # operational subscriptions of the room's owner and of the subscriber, as far as they are there.
 # From then on that message is a delivery like any other. The owner sees no more of another
 # organisation's endpoint than its host.
-# What was found out is about one address since one resume: it disables no other one. The version
-# would not do, since the circuit raises it.
 _TARGET: Final = "substring(s.push_url FROM '^[^:]+://[^/?]+')"
 # The room is locked before the subscription, as the API does that: the other way round, each could
 # wait for the other.
@@ -81,7 +93,7 @@ WITH locked AS MATERIALIZED (
     UPDATE subscriptions s SET status = 'disabled', status_reason = %(reason)s, status_since = now(), updated_at = now(),
         version = version + 1
     WHERE EXISTS (SELECT FROM locked) AND s.room_id = %(room)s::int4 AND s.id = %(subscription)s::uuid AND s.status || '' = 'active'
-        AND s.push_url = %(push_url)s::text AND s.status_since = %(status_since)s::timestamptz AND (
+        AND {_IS_UNCHANGED} AND (
         %(failing_ms)s::int8 IS NULL OR EXISTS (
             SELECT FROM lanes l WHERE l.room_id = s.room_id AND l.id = s.id
                 AND l.failing_since <= now() - %(failing_ms)s::int8 * interval '1 ms'))
@@ -180,7 +192,10 @@ class TokenGrant:
 
 
 class SharedLaneState:
-    """Write lane state through one writer. The booleans say whether this call changed it."""
+    """Write lane state through one writer. The booleans say whether this call changed it.
+
+    `tried` is the record with which the attempts were made that a write follows from.
+    """
 
     def __init__(
         self, writer: LogWriter, *, on_limited: Callable[[int], None] | None = None
@@ -189,21 +204,23 @@ class SharedLaneState:
         self._writer = writer
         self._on_limited = on_limited
 
-    async def open_circuit(self, subscription: SubscriptionId, *, open_ms: int) -> bool:
+    async def open_circuit(self, tried: EndpointRecord, *, open_ms: int) -> bool:
         """Open the circuit: only probes are sent, the first after `open_ms`."""
-        return await self._change(_OPEN_CIRCUIT, subscription, open_ms=open_ms)
+        return await self._change(
+            _OPEN_CIRCUIT, tried, circuit_since=tried.circuit_since, open_ms=open_ms
+        )
 
-    async def close_circuit(self, subscription: SubscriptionId) -> bool:
+    async def close_circuit(self, tried: EndpointRecord) -> bool:
         """Close the circuit after a successful probe."""
-        return await self._change(_CLOSE_CIRCUIT, subscription)
+        return await self._change(_CLOSE_CIRCUIT, tried, circuit_since=tried.circuit_since)
 
-    async def mark_failing(self, subscription: SubscriptionId) -> bool:
+    async def mark_failing(self, tried: EndpointRecord) -> bool:
         """Record that there are only failures from now on, until a success clears it."""
-        return await self._change(_MARK_FAILING, subscription)
+        return await self._change(_MARK_FAILING, tried)
 
-    async def clear_failing(self, subscription: SubscriptionId) -> bool:
-        """Record a success."""
-        return await self._change(_CLEAR_FAILING, subscription)
+    async def clear_failing(self, tried: EndpointRecord, *, age_s: float = 0.0) -> bool:
+        """Record a success that was seen `age_s` ago."""
+        return await self._change(_CLEAR_FAILING, tried, age_ms=int(age_s * 1000))
 
     async def disable(
         self,
@@ -216,18 +233,13 @@ class SharedLaneState:
     ) -> bool:
         """Disable an endpoint until it is resumed.
 
-        Nothing is done if it has another address than the one that was tried, or if its status has
-        changed since.
-
         The operational subscriptions of the room's owner and of the subscriber get a message each:
         `messages` and `deliveries` are the ids of these, `MAX_RECIPIENTS` of each. With
         `failing_ms`, disable only if all workers have seen only failures for so long.
         """
         return await self._change(
             _DISABLE,
-            tried.subscription_id,
-            push_url=tried.push_url,
-            status_since=tried.status_since,
+            tried,
             reason=reason,
             messages=literal_array(messages),
             deliveries=literal_array(deliveries),
@@ -290,9 +302,19 @@ class SharedLaneState:
         )
 
     async def _change(
-        self, statement: str, subscription: SubscriptionId, **values: float | str | datetime | None
+        self, statement: str, tried: EndpointRecord, **values: float | str | datetime | None
     ) -> bool:
         rows = await self._writer.run(
-            statement, {"room": room_of(subscription), "subscription": subscription, **values}
+            statement,
+            {
+                "room": tried.room_id,
+                "subscription": tried.subscription_id,
+                "push_url": tried.push_url,
+                "status_since": tried.status_since,
+                "updated_at": tried.updated_at,
+                "secret": next(iter(tried.encrypted_secrets), None),
+                "headers": tried.sealed_headers,
+                **values,
+            },
         )
         return bool(rows[0][0])

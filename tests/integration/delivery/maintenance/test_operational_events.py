@@ -365,10 +365,10 @@ async def test_what_happens_to_operational_messages_causes_no_events(
     ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     for reported in recipients:
         await sidelined(installation, writer, reported)
-        assert await lanes.open_circuit(reported, open_ms=1000)
-        assert await lanes.close_circuit(reported)
-        assert await lanes.mark_failing(reported)
-        assert await lanes.clear_failing(reported)
+        assert await lanes.open_circuit(await installation.endpoint_record(reported), open_ms=1000)
+        assert await lanes.close_circuit(await installation.endpoint_record(reported))
+        assert await lanes.mark_failing(await installation.endpoint_record(reported))
+        assert await lanes.clear_failing(await installation.endpoint_record(reported))
         assert await lanes.disable(
             await installation.endpoint_record(reported),
             reason="gone",
@@ -389,10 +389,14 @@ async def test_circuits_and_recoveries_are_reported_once_though_two_workers_see_
     subscription = await installation.subscribe(circuit_failures=3)
     async with LogWriter(database, kind="settler") as other:
         lanes = [SharedLaneState(one) for one in (writer, other)]
-        await asyncio.gather(*(one.open_circuit(subscription, open_ms=1000) for one in lanes))
-        await asyncio.gather(*(one.close_circuit(subscription) for one in lanes))
-        await asyncio.gather(*(one.mark_failing(subscription) for one in lanes))
-        await asyncio.gather(*(one.clear_failing(subscription) for one in lanes))
+        tried = await installation.endpoint_record(subscription)
+        await asyncio.gather(*(one.open_circuit(tried, open_ms=1000) for one in lanes))
+        tried = await installation.endpoint_record(subscription)
+        await asyncio.gather(*(one.close_circuit(tried) for one in lanes))
+        tried = await installation.endpoint_record(subscription)
+        await asyncio.gather(*(one.mark_failing(tried) for one in lanes))
+        tried = await installation.endpoint_record(subscription)
+        await asyncio.gather(*(one.clear_failing(tried) for one in lanes))
     await task(writer).run(always)
     messages = await received(installation, reported)
     assert sorted((one["type"], one["total"]) for one in messages) == [

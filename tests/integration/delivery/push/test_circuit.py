@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from delivery.push.endpoint_state import EndpointSignal
+from rooms.db.connection import connect
 from rooms.db.notify import Channel
 from rooms.db.queue.throttle import DISABLED_EVENT
 from rooms.domain.attempt import AttemptResult
@@ -75,11 +76,7 @@ async def open_circuit(
     """
     sender.plan(subscription, *[answered(503)] * failures)
     await many(installation, subscription, 2)
-
-    async def is_open() -> bool:
-        return bool(await installation.value("SELECT count(*) FROM lanes WHERE circuit_open"))
-
-    await until(is_open, "the circuit to be open")
+    await until(lambda: is_open(installation), "the circuit to be open")
 
 
 async def test_while_a_circuit_is_open_all_is_held_and_nothing_but_probes_is_sent(
@@ -126,6 +123,41 @@ async def test_while_a_circuit_is_open_all_is_held_and_nothing_but_probes_is_sen
     attempts = await installation.value("SELECT sum(attempts) FROM deliveries")
     assert attempts == len(sender.calls), "nothing is an attempt while it is held"
     assert await installation.value("SELECT count(*) FROM held") == 0
+
+
+async def test_outcomes_do_not_wait_while_the_subscription_of_an_event_is_changed(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """The event is written once the change has ended, as it does not concern the endpoint."""
+    failing = await installation.subscribe(circuit_failures=2, delivery_attempts=100)
+    other = await installation.subscribe()
+    sender.always(failing, answered(503))
+    async with working(installation, sender):
+        async with (
+            await connect(installation.url, name="a test") as changing,
+            changing.transaction(),
+        ):
+            await changing.execute(
+                "UPDATE subscriptions SET name = 'changed' WHERE id = %s", [failing]
+            )
+            await many(installation, failing, 2)
+            await sender.called(lambda: len(sender.of(failing)) >= 2, "failures")
+            await until(lambda: worker_waits(installation), "the worker to wait for the change")
+            await many(installation, other, 3)
+            await is_state(installation, State.DELIVERED, 3)
+            assert not await is_open(installation)
+        await until(lambda: is_open(installation), "the circuit to be open")
+
+
+async def worker_waits(installation: Installation) -> bool:
+    found = await installation.value(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    return bool(found)
+
+
+async def is_open(installation: Installation) -> bool:
+    return bool(await installation.value("SELECT count(*) FROM lanes WHERE circuit_open"))
 
 
 async def ring(installation: Installation, work: Work) -> None:

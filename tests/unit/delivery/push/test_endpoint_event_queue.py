@@ -42,6 +42,7 @@ class Database:
         self.now_s = 0.0
         self.takes_s = 0.0
         self.written: list[str] = []
+        self.ages: list[float] = []
         self.refused: Collection[str] = ()
         self.away = False
         self.meanwhile: Callable[[], None] = lambda: None
@@ -51,7 +52,8 @@ class Database:
             monotonic=lambda: self.now_s,
         )
 
-    async def _write_event(self, written: EndpointEvent) -> None:
+    async def _write_event(self, written: EndpointEvent, age_s: float) -> None:
+        self.ages.append(age_s)
         self._write(written.endpoint.record, written.detail or str(written.signal))
 
     async def _write_status_reason(self, written: EndpointRecord, reason: str | None) -> None:
@@ -134,6 +136,35 @@ async def test_refused_events_keep_none_of_the_others_from_being_written(
     for _ in range(MANY // MAX_FLUSHED + 1):
         await database.queue.flush()
     assert len(set(database.written)) == MANY + 10
+
+
+async def test_one_refusal_of_a_room_is_enough_for_a_flush(database: Database) -> None:
+    """While it is locked, each write about it waits for the lock, and all others with it."""
+    locked = [
+        replace(
+            RECORD, subscription_id=SubscriptionId(f"01900000-0000-7000-8000-{number:04x}00000007")
+        )
+        for number in range(MANY)
+    ]
+    database.refused = {one.subscription_id for one in locked}
+    database.takes_s = FLUSH_S / 4
+    for one in locked:
+        database.queue.set_status_reason(one, "its key is missing")
+    database.queue.add(event(1))
+    assert not await database.queue.flush()
+    assert database.written == ["1 failing"]
+    assert database.now_s == FLUSH_S / 2
+    database.refused, database.takes_s = (), 0.0
+    for _ in range(MANY // MAX_FLUSHED):
+        await database.queue.flush()
+    assert len(set(database.written)) == MANY + 1
+
+
+async def test_an_event_is_written_with_its_age(database: Database) -> None:
+    database.queue.add(event(1))
+    database.now_s += 60
+    await database.queue.flush()
+    assert database.ages == [60]
 
 
 async def test_an_unavailable_database_ends_the_flush_and_loses_nothing(

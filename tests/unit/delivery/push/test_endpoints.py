@@ -49,6 +49,7 @@ RECORD = EndpointRecord(
     event_item=False,
     status=SubscriptionStatus.ACTIVE,
     status_since=datetime(2026, 1, 1, tzinfo=UTC),
+    updated_at=datetime(2026, 1, 1, tzinfo=UTC),
     version=3,
     encrypted_secrets=sealed(SECRET),
     policy=RetryPolicy(delay_ms=1, multiplier=2.0, attempts=3),

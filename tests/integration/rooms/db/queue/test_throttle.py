@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.catalog.rooms import touch_shared_room
 from rooms.db.catalog.subscriptions import find_subscription, update_subscription
-from rooms.db.connection import open_engine, transaction
+from rooms.db.connection import connect, open_engine, transaction
 from rooms.db.queue.holds import HeldGroup, Holds
 from rooms.db.queue.throttle import DISABLED_EVENT, SharedLaneState, TokenRequest
 from rooms.db.writer import LogWriter, session_name
@@ -65,6 +66,13 @@ async def held(
     return copies
 
 
+async def open_circuit(
+    installation: Installation, writer: LogWriter, subscription: SubscriptionId
+) -> None:
+    tried = await installation.endpoint_record(subscription)
+    assert await SharedLaneState(writer).open_circuit(tried, open_ms=60_000)
+
+
 async def test_a_circuit_is_opened_once_and_every_copy_from_then_on_says_so(
     installation: Installation, writers: tuple[LogWriter, LogWriter]
 ) -> None:
@@ -72,23 +80,105 @@ async def test_a_circuit_is_opened_once_and_every_copy_from_then_on_says_so(
     before = await installation.endpoint_record(subscription)
     assert not before.circuit_open
     opened = await asyncio.gather(
-        *(SharedLaneState(writer).open_circuit(subscription, open_ms=60_000) for writer in writers)
+        *(SharedLaneState(writer).open_circuit(before, open_ms=60_000) for writer in writers)
     )
     assert sorted(opened) == [False, True]
     after = await installation.endpoint_record(subscription)
     assert (after.circuit_open, after.version, after.probe) == (True, before.version + 1, None)
-    assert await SharedLaneState(writers[0]).close_circuit(subscription)
-    assert not await SharedLaneState(writers[1]).close_circuit(subscription)
+    assert await SharedLaneState(writers[0]).close_circuit(after)
+    assert not await SharedLaneState(writers[1]).close_circuit(after)
     closed = await installation.endpoint_record(subscription)
     assert (closed.circuit_open, closed.version) == (False, before.version + 2)
-    assert await SharedLaneState(writers[1]).open_circuit(subscription, open_ms=60_000), "and again"
+    assert await SharedLaneState(writers[1]).open_circuit(closed, open_ms=60_000), "and again"
+
+
+async def test_nothing_is_written_about_what_was_changed_since_it_was_tried(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    """A write may wait for minutes: for a locked room, or for PostgreSQL."""
+    subscription = await installation.subscribe(circuit_failures=3, disable_after_ms=60_000)
+    lanes = SharedLaneState(writers[0])
+    tried = await installation.endpoint_record(subscription)
+    changes: list[dict[str, Any]] = [
+        {"push_url": "https://new.example/hook"},
+        {"secret": b"another"},
+        {"sealed_headers": b"others"},
+        {"status_since": datetime.now(UTC)},
+    ]
+    for change in changes:
+        await installation.change(subscription, **change)
+        assert not await lanes.open_circuit(tried, open_ms=60_000)
+        assert not await lanes.mark_failing(tried)
+        assert not await lanes.disable(tried, reason="gone", messages=[], deliveries=[])
+        tried = await installation.endpoint_record(subscription)
+    await installation.change(subscription, timeout_ms=31_000)
+    assert await lanes.mark_failing(tried)
+    tried = await installation.endpoint_record(subscription)
+    await installation.rows("UPDATE subscriptions SET secret = %s", b"sealed anew")
+    assert await lanes.open_circuit(tried, open_ms=60_000), "its version only counts up"
+    probed = await installation.endpoint_record(subscription)
+    await installation.change(subscription, push_url="https://newer.example/hook")
+    assert not await lanes.close_circuit(probed)
+    assert not await lanes.clear_failing(probed)
+    after = await installation.endpoint_record(subscription)
+    assert (after.circuit_open, after.failing) == (True, True)
+
+
+async def test_a_circuit_that_moved_since_is_neither_opened_nor_closed(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe(circuit_failures=3)
+    lanes = SharedLaneState(writers[0])
+    found = [await installation.endpoint_record(subscription)]
+    for _ in range(2):
+        assert await lanes.open_circuit(found[-1], open_ms=60_000)
+        found.append(await installation.endpoint_record(subscription))
+        assert await lanes.close_circuit(found[-1])
+        found.append(await installation.endpoint_record(subscription))
+    for late in found[:-1]:
+        assert not await lanes.open_circuit(late, open_ms=60_000)
+    assert await lanes.open_circuit(found[-1], open_ms=60_000)
+    for late in found:
+        assert not await lanes.close_circuit(late)
+    assert await lanes.close_circuit(await installation.endpoint_record(subscription))
+
+
+async def test_a_success_before_the_failures_does_not_clear_them(
+    installation: Installation, writers: tuple[LogWriter, LogWriter]
+) -> None:
+    subscription = await installation.subscribe(disable_after_ms=60_000)
+    lanes = SharedLaneState(writers[0])
+    tried = await installation.endpoint_record(subscription)
+    assert await lanes.mark_failing(tried)
+    assert not await lanes.clear_failing(tried, age_s=60)
+    await age_failures(installation, 61)
+    assert await lanes.clear_failing(tried, age_s=60)
+
+
+async def test_a_probe_does_not_wait_for_a_change_of_its_subscription(
+    installation: Installation, writers: tuple[LogWriter, LogWriter], database: str
+) -> None:
+    """Outcomes would wait with it, of all subscriptions of the worker."""
+    subscription = await installation.subscribe(circuit_failures=3)
+    await held(installation, subscription, Reason.CIRCUIT_OPEN, 1)
+    await open_circuit(installation, writers[0], subscription)
+    await installation.rows("UPDATE lanes SET probe_at = now()")
+    waiting = HeldGroup(subscription, Reason.CIRCUIT_OPEN)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        await connect(database, name="a test") as other,
+        other.transaction(),
+    ):
+        await other.execute("UPDATE subscriptions SET name = 'changed'")
+        assert await Holds(writers[0]).probe(waiting, open_ms=60_000) == 0
+    assert await Holds(writers[0]).probe(waiting, open_ms=60_000) == 1
 
 
 async def test_a_circuit_counts_for_nothing_once_it_is_set_off(
     installation: Installation, writers: tuple[LogWriter, LogWriter]
 ) -> None:
     subscription = await installation.subscribe(circuit_failures=3)
-    await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
+    await open_circuit(installation, writers[0], subscription)
     await installation.change(subscription, circuit_failures=0)
     assert not (await installation.endpoint_record(subscription)).circuit_open
 
@@ -146,13 +236,14 @@ async def test_a_new_address_and_the_work_of_a_worker_do_not_deadlock(
     subscription = await installation.subscribe(circuit_failures=3)
     shared = SharedLaneState(writers[0])
     if failing:
-        assert await shared.mark_failing(subscription)
+        assert await shared.mark_failing(await installation.endpoint_record(subscription))
+    tried = await installation.endpoint_record(subscription)
     opening: asyncio.Task[bool] | None = None
 
     async def let_worker_begin() -> None:
         nonlocal opening
         if opening is None:
-            opening = asyncio.create_task(shared.open_circuit(subscription, open_ms=60_000))
+            opening = asyncio.create_task(shared.open_circuit(tried, open_ms=60_000))
             await worker_waits(installation)
 
     async with transaction(engine) as connection:
@@ -162,11 +253,11 @@ async def test_a_new_address_and_the_work_of_a_worker_do_not_deadlock(
             await update_subscription(connection, before, columns)
     assert opening is not None
     async with asyncio.timeout(PATIENCE_S):
-        assert await opening
+        assert not await opening, "what was found out is about the former address"
     after = await installation.endpoint_record(subscription)
     assert (after.push_url, after.circuit_open, after.failing) == (
         "https://new.example/hook",
-        True,
+        False,
         False,
     )
 
@@ -203,7 +294,7 @@ async def test_one_probe_in_a_period_by_any_worker(
     first, second = await held(installation, subscription, Reason.CIRCUIT_OPEN, 2)
     waiting = HeldGroup(subscription, Reason.CIRCUIT_OPEN)
     assert await Holds(writers[0]).probe(waiting, open_ms=1) == 0, "no circuit is open"
-    await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
+    await open_circuit(installation, writers[0], subscription)
     assert await Holds(writers[0]).probe(waiting, open_ms=1) == 0, "its time has not come"
     await installation.rows(
         "UPDATE lanes SET probe_at = now() WHERE room_id = %s", installation.room
@@ -252,7 +343,7 @@ async def test_held_deliveries_are_released_by_priority_and_then_by_age(
 ) -> None:
     """However they are released: for a lane, at a drain rate, or as a probe."""
     subscription, holds = await installation.subscribe(circuit_failures=3), Holds(writers[0])
-    await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
+    await open_circuit(installation, writers[0], subscription)
     reasons = (Reason.SATURATED, Reason.PAUSED, Reason.CIRCUIT_OPEN)
     copies = {
         reason: [
@@ -321,7 +412,7 @@ async def test_callbacks_report_releases_and_limited_requests(
         == 0
     )
     assert await holds.release(HeldGroup(subscription, Reason.PAUSED), limit=2) == 1
-    await SharedLaneState(writers[0]).open_circuit(subscription, open_ms=60_000)
+    await open_circuit(installation, writers[0], subscription)
     await installation.rows(
         "UPDATE lanes SET probe_at = now() WHERE room_id = %s", installation.room
     )
@@ -376,17 +467,17 @@ async def test_failures_are_recorded_once_and_cleared_by_a_success(
 ) -> None:
     subscription = await installation.subscribe(disable_after_ms=60_000)
     one, two = (SharedLaneState(writer) for writer in writers)
-    assert await one.mark_failing(subscription)
+    assert await one.mark_failing(await installation.endpoint_record(subscription))
     assert (await installation.endpoint_record(subscription)).failing_s < 5, (
         "no earlier time is vouched for"
     )
     await age_failures(installation, 5)
-    assert not await two.mark_failing(subscription)
+    assert not await two.mark_failing(await installation.endpoint_record(subscription))
     found = await installation.endpoint_record(subscription)
     assert found.failing
     assert 5 <= found.failing_s < 60
-    assert await two.clear_failing(subscription)
-    assert not await one.clear_failing(subscription)
+    assert await two.clear_failing(found)
+    assert not await one.clear_failing(found)
     assert not (await installation.endpoint_record(subscription)).failing
 
 
@@ -436,11 +527,11 @@ async def test_long_failure_disables_only_where_no_worker_knows_better(
     subscription = await installation.subscribe(disable_after_ms=3_600_000)
     lanes = SharedLaneState(writers[0])
     assert not await disable(lanes, installation, subscription, failing_ms=3_600_000)
-    await lanes.mark_failing(subscription)
+    await lanes.mark_failing(await installation.endpoint_record(subscription))
     await age_failures(installation, 3000)
     assert not await disable(lanes, installation, subscription, failing_ms=3_600_000)
-    await lanes.clear_failing(subscription)
-    await lanes.mark_failing(subscription)
+    await lanes.clear_failing(await installation.endpoint_record(subscription))
+    await lanes.mark_failing(await installation.endpoint_record(subscription))
     await age_failures(installation, 3601)
     assert await disable(lanes, installation, subscription, failing_ms=3_600_000)
 
