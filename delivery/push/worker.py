@@ -15,6 +15,7 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from itertools import islice
 from typing import Final, cast
 
 from delivery.push.attempt import AttemptExecutor
@@ -42,6 +43,8 @@ _NOTIFY_BELOW_MS: Final = 1000
 _TICK_S: Final = 0.25
 _BROKER_RETRY_S: Final = 0.5
 _SETTLE_FIRST_S: Final = 1.0
+APPLIED_AT_A_TIME: Final = 400
+"""Lanes whose settings one tick loads again; after a change of a room there may be thousands."""
 _DRAIN_S: Final = 12.0
 """The longest time from the stop signal to the end; the supervisor kills the process after 15 s."""
 _LAST_COMMIT_S: Final = 3.0
@@ -109,6 +112,8 @@ class PushWorker:
         )
         self._consumer: ClaimingConsumer | None = None
         self._changed_rooms: frozenset[str] | None = None
+        self._outdated: dict[SubscriptionId, None] = {}
+        """Subscriptions with lanes whose settings must be loaded again, oldest change first."""
         self._drain_deadline: float | None = None
 
     def settings_changed(self, rooms: frozenset[str]) -> None:
@@ -320,19 +325,21 @@ class PushWorker:
 
     async def _apply_changes(self) -> None:
         changed, self._changed_rooms = self._changed_rooms, None
-        if changed is None:
+        if changed is not None:
+            self._endpoints.invalidate(changed)
+            self._outdated |= dict.fromkeys(
+                lane.subscription_id
+                for lane in self._lanes
+                if not changed or str(room_of(lane.subscription_id)) in changed
+            )
+        if not self._outdated:
             return
-        self._endpoints.invalidate(changed)
-        affected = [
-            lane.subscription_id
-            for lane in self._lanes
-            if not changed or str(room_of(lane.subscription_id)) in changed
-        ]
-        try:
-            current = await self._endpoints.current(affected, self._clock.monotonic())
-        except _OUTAGE_ERRORS:
-            self._add_changed_rooms(changed)
-            raise
+        part = list(islice(self._outdated, APPLIED_AT_A_TIME))
+        current = await self._endpoints.current(part, self._clock.monotonic())
+        for subscription_id in part:
+            del self._outdated[subscription_id]
+        if self._outdated:
+            self._wake.set()
         for subscription_id, endpoint in current.items():
             lane = self._lanes.get(subscription_id)
             if lane is None:

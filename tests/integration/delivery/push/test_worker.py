@@ -1,7 +1,7 @@
 """The push worker on a real PostgreSQL: what becomes of a delivery for each thing that its endpoint may do."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from delivery.brokers.postgres import PostgresConsumer
 from delivery.push import outcome_writer, worker
 from delivery.push.attempt import AttemptExecutor, AttemptReport
 from delivery.push.endpoint_state import EndpointSignal
+from delivery.push.endpoints import EndpointCache, EndpointLookup
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
 from rooms.db.queue.claims import ClaimedBatch, Outbox
@@ -19,7 +20,7 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId
 from rooms.domain.state_machine import Reason, State
 from rooms.domain.work_location import BrokerMode
-from rooms.errors import StorageRefusedError
+from rooms.errors import StorageRefusedError, StorageUnavailableError
 from tests.support.installation import (
     PATIENCE_S,
     PAYLOAD,
@@ -690,6 +691,41 @@ async def test_what_was_claimed_again_while_commits_hung_is_not_attempted_after_
         go_on.set()
         await next_claim.wait()
     assert len(sender.calls) == 1
+
+
+async def test_a_change_of_many_subscriptions_is_applied_in_parts(
+    installation: Installation, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick that loads them has other work, and one statement must not load thousands."""
+    monkeypatch.setattr(worker, "APPLIED_AT_A_TIME", 2)
+    subscriptions = [await installation.subscribe() for _ in range(5)]
+    current, parts = EndpointCache.current, list[list[SubscriptionId]]()
+    fails = iter([False, True])
+
+    async def recorded(
+        cache: EndpointCache, wanted: Iterable[SubscriptionId], now: float
+    ) -> dict[SubscriptionId, EndpointLookup]:
+        if next(fails, False):
+            raise StorageUnavailableError("PostgreSQL is away for a moment")
+        parts.append(list(wanted))
+        return await current(cache, parts[-1], now)
+
+    async def all_applied() -> bool:
+        return len({one for part in parts for one in part}) == len(subscriptions)
+
+    async with working(installation, sender) as work:
+        await deliver(installation, *subscriptions)
+        await sender.called(lambda: len(sender.calls) == len(subscriptions), "one call of each")
+        monkeypatch.setattr(EndpointCache, "current", recorded)
+        for subscription in subscriptions:
+            await installation.change(subscription, status="paused")
+        work.worker.settings_changed(frozenset())
+        await until(all_applied, "all to be loaded again")
+        copies = await deliver(installation, *subscriptions)
+        for copy in copies:
+            await ends(installation, copy, State.HELD)
+    assert max(map(len, parts)) == 2
+    assert len(sender.calls) == len(subscriptions)
 
 
 async def test_answers_of_any_kind_can_be_recorded(
