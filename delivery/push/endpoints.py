@@ -16,6 +16,7 @@ from typing import Final
 from delivery.push.event_items import MemberIds, envelope_of, publisher_of
 from delivery.push.http.signing import Signer, parse_secret
 from delivery.push.redaction import hidden_texts, redact
+from rooms.cache_shares import CacheShares
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
 from rooms.db.sealing import open_headers
@@ -195,7 +196,10 @@ EndpointLookup = Endpoint | InvalidEndpoint | None
 
 
 class EndpointCache:
-    """Load missing and outdated endpoints, many at once. Times are monotonic seconds."""
+    """Load missing and outdated endpoints, many at once. Times are monotonic seconds.
+
+    Where there are too many, the organisation with the most of them loses its oldest one.
+    """
 
     def __init__(
         self,
@@ -213,6 +217,7 @@ class EndpointCache:
         self._cipher = cipher
         self._set_status_reason = set_status_reason
         self._cache: dict[SubscriptionId, tuple[EndpointLookup, float]] = {}
+        self._shares = CacheShares[SubscriptionId]()
         self._by_room: dict[str, set[SubscriptionId]] = {}
         self._members = MemberIds(connection)
         self.ordered_subscriptions: set[SubscriptionId] = set()
@@ -325,6 +330,8 @@ class EndpointCache:
                 endpoint = self._build_endpoint(record, known)
             loaded[subscription_id] = endpoint
             self._cache[subscription_id] = endpoint, now
+            owner = endpoint or known
+            self._shares.add(subscription_id, owner.record.organisation_id if owner else "")
             self._by_room.setdefault(str(room_of(subscription_id)), set()).add(subscription_id)
             if record is None:
                 self.ordered_subscriptions.discard(subscription_id)
@@ -338,12 +345,13 @@ class EndpointCache:
                 )
                 if record.status_reason != reason:
                     self._set_status_reason(record, reason)
-        for oldest in list(islice(self._cache, max(0, len(self._cache) - _MAX_CACHED))):
-            self._remove(oldest)
+        while len(self._cache) > _MAX_CACHED:
+            self._remove(self._shares.displaced())
         return loaded
 
     def _remove(self, subscription_id: SubscriptionId) -> None:
         del self._cache[subscription_id]
+        self._shares.discard(subscription_id)
         self.ordered_subscriptions.discard(subscription_id)
         room = str(room_of(subscription_id))
         self._by_room[room].discard(subscription_id)

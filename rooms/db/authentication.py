@@ -1,14 +1,15 @@
 """Authenticate requests by their API keys.
 
 An attacker can compute a key's checksum, so look-ups of keys that this process has never seen valid
-are limited. Known keys are cached for a second, never beyond their end.
+are limited. Known keys are cached for a second, never beyond their end. Look-ups of keys that were
+seen valid take turns by organisation, and all others by address.
 """
 
 import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -19,6 +20,7 @@ from sqlalchemy import and_, or_, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.sql import func
 
+from rooms.cache_shares import CacheShares
 from rooms.db.catalog.api_keys import KEY_PREFIX, checksum
 from rooms.db.connection import transaction
 from rooms.db.principals import (
@@ -36,6 +38,7 @@ from rooms.domain.ids import KeyId
 from rooms.domain.member_identity import MemberIdentity
 from rooms.domain.principal import Principal
 from rooms.errors import RateLimitedError, RoomsError, UnauthenticatedError
+from rooms.fair_slots import FairSlots
 from rooms.token_buckets import TokenBuckets
 
 _log = logging.getLogger(__name__)
@@ -59,8 +62,10 @@ _MAX_CONCURRENT_LOOKUPS: Final = 2
 """The most connections of the pool for look-ups of keys never seen before; everyday queries keep
 the others.
 """
+_MAX_CONCURRENT_REPEATS: Final = 4
+"""The same for keys that were seen valid."""
 MAX_PENDING_LOOKUPS: Final = 1000
-"""Look-ups that may wait; beyond them the request is refused (429)."""
+"""Look-ups of keys never seen before that may wait; beyond them the request is refused (429)."""
 _SCHEME: Final = b"bearer "
 _SCHEME_LENGTH: Final = len(_SCHEME)
 _MAX_CACHED: Final = 10_000
@@ -130,13 +135,18 @@ class ApiKeyAuthenticator:
         self._on_failure = on_failure
         self._trusted = tuple(trusted)
         self._cache: dict[bytes, tuple[KnownKey, float]] = {}
+        self._cache_shares = CacheShares[bytes]()
         self._used_hours: dict[KeyId, datetime] = {}
         self._written_hours: dict[KeyId, datetime] = {}
         self._unknown_cache: dict[bytes, float] = {}
         self._pending_lookups: dict[bytes | MemberIdentity, asyncio.Task[KnownKey | None]] = {}
+        self._unknown_lookups: set[bytes | MemberIdentity] = set()
+        """Those among the pending ones that are bounded."""
         self._clients: dict[MemberIdentity, tuple[KnownKey | None, float]] = {}
+        self._client_shares = CacheShares[MemberIdentity]()
         self._lookup_limiter: TokenBuckets[str] = TokenBuckets(unknown_per_s, monotonic)
-        self._lookup_slots = asyncio.Semaphore(_MAX_CONCURRENT_LOOKUPS)
+        self._lookup_slots = _turns(_MAX_CONCURRENT_LOOKUPS, MAX_PENDING_LOOKUPS)
+        self._repeat_slots = _turns(_MAX_CONCURRENT_REPEATS, 2 * _MAX_CACHED)
 
     async def __aenter__(self) -> Self:
         self._record_task = asyncio.create_task(self._record_use_forever())
@@ -182,11 +192,11 @@ class ApiKeyAuthenticator:
         # One look-up at a time for a key, however many requests carry it.
         task = self._pending_lookups.get(digest)
         if task is None:
-            lookup = (
-                self._look_up(digest)
-                if known is not None
-                else self._look_up_limited(digest, self._take_lookup_token(client))
-            )
+            if known is not None:
+                lookup = self._look_up_again(digest, known[0])
+            else:
+                lookup = self._look_up_limited(digest, client, self._take_lookup_token(client))
+                self._unknown_lookups.add(digest)
             task = self._pending_lookups[digest] = asyncio.create_task(lookup)
             task.add_done_callback(lambda done: self._on_lookup_done(digest, done))
         found = await asyncio.shield(task)
@@ -219,11 +229,13 @@ class ApiKeyAuthenticator:
         if known is None or known[1] <= self._monotonic():
             task = self._pending_lookups.get(identity)
             if task is None:
-                if len(self._pending_lookups) >= MAX_PENDING_LOOKUPS:
-                    self._on_failure(AuthFailure.LIMITED)
-                    raise RateLimitedError("too many clients are being looked up")
-                is_known = known is not None and known[0] is not None
-                task = asyncio.create_task(self._look_up_client(identity, is_known=is_known))
+                former = None if known is None else known[0]
+                if former is None:
+                    if len(self._unknown_lookups) >= MAX_PENDING_LOOKUPS:
+                        self._on_failure(AuthFailure.LIMITED)
+                        raise RateLimitedError("too many clients are being looked up")
+                    self._unknown_lookups.add(identity)
+                task = asyncio.create_task(self._look_up_client(identity, former, client))
                 self._pending_lookups[identity] = task
                 task.add_done_callback(lambda done: self._on_lookup_done(identity, done))
             found = await asyncio.shield(task)
@@ -240,9 +252,15 @@ class ApiKeyAuthenticator:
             )
         return self._admit(found, client)
 
-    async def _look_up_client(self, identity: MemberIdentity, *, is_known: bool) -> KnownKey | None:
+    async def _look_up_client(
+        self, identity: MemberIdentity, former: KnownKey | None, client: ClientAddress | None
+    ) -> KnownKey | None:
         asked_at = self._monotonic()
-        slot = nullcontext() if is_known else self._lookup_slots
+        slot = (
+            self._lookup_slots.slot(client_block(client))
+            if former is None
+            else self._repeat_slots.slot(former.principal.organisation_id)
+        )
         async with slot, transaction(self._engine) as connection:
             row = (await connection.execute(select_client(identity))).mappings().one_or_none()
         known = None
@@ -252,9 +270,13 @@ class ApiKeyAuthenticator:
                 principal = replace(known.principal, application=identity.application)
                 known = replace(known, principal=principal)
         self._clients.pop(identity, None)
+        self._client_shares.discard(identity)
         if len(self._clients) >= _MAX_CACHED:
-            del self._clients[next(iter(self._clients))]
+            displaced = self._client_shares.displaced()
+            self._client_shares.discard(displaced)
+            del self._clients[displaced]
         self._clients[identity] = (known, asked_at + CACHE_S)
+        self._client_shares.add(identity, identity.member_id)
         return known
 
     def _admit(self, known: KnownKey, client: ClientAddress | None) -> Principal:
@@ -268,7 +290,9 @@ class ApiKeyAuthenticator:
     def forget(self) -> None:
         """Look up every key again."""
         self._cache.clear()
+        self._cache_shares.clear()
         self._clients.clear()
+        self._client_shares.clear()
         self._unknown_cache.clear()
 
     async def check_keys(
@@ -340,7 +364,7 @@ class ApiKeyAuthenticator:
 
         RateLimitedError: the address has no token, or too many look-ups wait.
         """
-        if len(self._pending_lookups) >= MAX_PENDING_LOOKUPS:
+        if len(self._unknown_lookups) >= MAX_PENDING_LOOKUPS:
             self._on_failure(AuthFailure.LIMITED)
             raise RateLimitedError(
                 "too many API keys that were not seen before are being looked up"
@@ -361,10 +385,16 @@ class ApiKeyAuthenticator:
         self._on_failure(reason)
         return UnauthenticatedError(message)
 
-    async def _look_up_limited(self, digest: bytes, address: str | None) -> KnownKey | None:
+    async def _look_up_again(self, digest: bytes, known: KnownKey) -> KnownKey | None:
+        async with self._repeat_slots.slot(known.principal.organisation_id):
+            return await self._look_up(digest)
+
+    async def _look_up_limited(
+        self, digest: bytes, client: ClientAddress | None, address: str | None
+    ) -> KnownKey | None:
         principal, paid = None, False
         try:
-            async with self._lookup_slots:
+            async with self._lookup_slots.slot(client_block(client)):
                 principal = await self._look_up(digest)
             paid = principal is None
             return principal
@@ -376,6 +406,7 @@ class ApiKeyAuthenticator:
         self, digest: bytes | MemberIdentity, task: asyncio.Task[KnownKey | None]
     ) -> None:
         self._pending_lookups.pop(digest, None)
+        self._unknown_lookups.discard(digest)
         # The requests may have gone: asyncio would log an error that none of them takes.
         if not task.cancelled():
             task.exception()
@@ -394,6 +425,7 @@ class ApiKeyAuthenticator:
         async with transaction(self._engine) as connection:
             row = (await connection.execute(statement)).mappings().one_or_none()
         self._cache.pop(digest, None)
+        self._cache_shares.discard(digest)
         if row is None or not row["is_valid"]:
             may_be_extended = row is not None and row["revoked_at"] is None
             self._unknown_cache.pop(digest, None)
@@ -404,14 +436,26 @@ class ApiKeyAuthenticator:
             return None
         known = known_key(row, digest)
         if len(self._cache) >= _MAX_CACHED:
-            del self._cache[next(iter(self._cache))]
+            displaced = self._cache_shares.displaced()
+            self._cache_shares.discard(displaced)
+            del self._cache[displaced]
         self._cache[digest] = (known, asked_at + CACHE_S)
+        self._cache_shares.add(digest, known.principal.organisation_id)
         return known
 
     def _note_use(self, key: KeyId) -> None:
         """Note that a key was used in this hour; what the cache answers is 1 s later at most."""
         if key in self._used_hours or len(self._used_hours) < _MAX_USED:
             self._used_hours[key] = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def _turns(slots: int, max_waiting: int) -> FairSlots:
+    return FairSlots(
+        slots,
+        max_per_tenant=slots,
+        max_waiting=max_waiting,
+        refusal="too many API keys are being looked up",
+    )
 
 
 def _is_within(client: ClientAddress | None, networks: Sequence[Network]) -> bool:

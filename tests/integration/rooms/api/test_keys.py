@@ -283,6 +283,94 @@ async def test_lookups_of_keys_never_seen_leave_connections_to_others(
     assert sorted(await asyncio.gather(*asked)) == ["RateLimited"] * 10 + ["Unauthenticated"] * 10
 
 
+class Ordered(ApiKeyAuthenticator):
+    """Record the order of look-ups, and let each wait for its permit."""
+
+    def __init__(self, api: Api, clock: Seconds) -> None:
+        self.begun: list[bytes] = []
+        self.permits = asyncio.Semaphore(1000)
+        super().__init__(api.services.engine, clock)
+
+    async def _look_up(self, digest: bytes) -> KnownKey | None:
+        self.begun.append(digest)
+        await self.permits.acquire()
+        return await super()._look_up(digest)
+
+    async def ask(self, texts: Sequence[str], client: tuple[str, int]) -> list[asyncio.Task[Any]]:
+        """Return the requests with these keys, once each waits for its look-up."""
+        asked = [
+            asyncio.create_task(self.authenticate(f"Bearer {text}".encode(), client))
+            for text in texts
+        ]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return asked
+
+
+async def test_organisations_take_turns_when_their_keys_are_looked_up_again(api: Api) -> None:
+    """One that holds very many keys would else fill the connections at each second."""
+    clock = Seconds()
+    keys = Ordered(api, clock)
+    many = [
+        (await api.made("/keys", {"name": f"key-{n}", "scopes": ["publish"]}))["key"]
+        for n in range(30)
+    ]
+    other, here = [api.keys["stranger"]], ("10.0.0.1", 1)
+    await asyncio.gather(*await keys.ask([*many, *other], here))
+    clock.now += CACHE_S
+    keys.begun.clear()
+    keys.permits = asyncio.Semaphore(0)
+    asked = await keys.ask(many, here) + await keys.ask(other, here)
+    before = len(keys.begun)
+    assert before < 10, "others keep their connections"
+    for _ in range(1000):
+        keys.permits.release()
+    await asyncio.gather(*asked)
+    assert hash_key(other[0].encode()) in keys.begun[: before + 2]
+    assert len(keys.begun) == 31
+
+
+async def test_addresses_take_turns_with_keys_never_seen_before(api: Api) -> None:
+    keys = Ordered(api, Seconds())
+    keys.permits = asyncio.Semaphore(0)
+    asked = await keys.ask([invented(n) for n in range(30)], ("10.0.0.1", 1))
+    asked += await keys.ask([api.keys["publish"]], ("10.0.0.2", 1))
+    for _ in range(1000):
+        keys.permits.release()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert hash_key(api.keys["publish"].encode()) in keys.begun[:4]
+
+
+async def test_repeated_lookups_do_not_count_as_those_of_unknown_keys(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rooms.db.authentication.MAX_PENDING_LOOKUPS", 2)
+    clock, here = Seconds(), ("10.0.0.1", 1)
+    keys = Ordered(api, clock)
+    known = [api.keys[name] for name in ("publish", "manage", "operate")]
+    for text in known:
+        await asyncio.gather(*await keys.ask([text], here))
+    clock.now += CACHE_S
+    keys.permits = asyncio.Semaphore(0)
+    asked = await keys.ask([*known, api.keys["admin"]], here)
+    for _ in asked:
+        keys.permits.release()
+    assert len({one.key_id for one in await asyncio.gather(*asked)}) == 4
+
+
+async def test_an_organisation_with_many_keys_displaces_only_its_own(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rooms.db.authentication._MAX_CACHED", 3)
+    keys = Counted(api, Seconds())
+    for name in ("stranger", "publish", "manage", "operate", "subscribe", "admin"):
+        assert await keys.outcome(api.keys[name]) == "in"
+    lookups = keys.lookups
+    assert await keys.outcome(api.keys["stranger"]) == "in"
+    assert keys.lookups == lookups
+    assert len(keys._cache) == 3
+
+
 async def test_an_address_is_that_of_ipv4_or_a_network_of_ipv6() -> None:
     same = {"2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:2::3%eth0"}
     assert {client_block((host, 1)) for host in same} == {"2001:db8:1:2::"}

@@ -10,7 +10,7 @@ from delivery.push import endpoints
 from delivery.push.endpoints import EndpointCache
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord
-from rooms.domain.ids import RoomId, SubscriptionId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
 
 
@@ -30,11 +30,17 @@ class Subscriptions:
         self.loads += 1
         return self.records
 
-    def add(self, room: int, numbers: Iterable[int], *, ordered: bool) -> list[SubscriptionId]:
+    def add(
+        self, room: int, numbers: Iterable[int], *, ordered: bool, owner: str = "owner"
+    ) -> list[SubscriptionId]:
         added = [SubscriptionId(f"01900000-0000-7000-8{n:03x}-{room:012x}") for n in numbers]
         for one in added:
             self.records[one] = replace(
-                RECORD, room_id=RoomId(room), subscription_id=one, ordered=ordered
+                RECORD,
+                room_id=RoomId(room),
+                subscription_id=one,
+                ordered=ordered,
+                organisation_id=OrganisationId(owner),
             )
         return added
 
@@ -96,3 +102,21 @@ async def test_no_more_are_known_as_ordered_than_are_cached(
         stored.cache.invalidate(frozenset({str(room)}))
     assert len(stored.cache.ordered_subscriptions) == 4
     assert set(stored.cache._by_room) == {"18", "19"}
+
+
+async def test_an_organisation_with_many_endpoints_displaces_only_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints, "_MAX_CACHED", 10)
+    stored = Subscriptions()
+    small = stored.add(7, range(3), ordered=False, owner="small")
+    await stored.load(small)
+    large = stored.add(8, range(50), ordered=False, owner="large")
+    await stored.load(large)
+    assert await stored.load(small) == 0
+    assert await stored.load(large[-7:]) == 0
+    assert await stored.load(large[:1]) == 1
+    for gone in large:
+        del stored.records[gone]
+    await stored.load(large, now=200.0)
+    assert await stored.load(small) == 0, "deleted subscriptions are still the organisation's"
