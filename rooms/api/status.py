@@ -48,12 +48,15 @@ StatusSubscriptions = Annotated[
 
 
 class QueueBacklogResponse(Struct, kw_only=True):
-    """Count deliveries that are due, claimed, and due later; the oldest one's wait in seconds."""
+    """Count deliveries that are due, claimed, and due later; the oldest one's wait in seconds.
 
-    due: int
-    claimed: int
-    later: int
-    oldest_seconds: float
+    null: it is not known.
+    """
+
+    due: int | None
+    claimed: int | None
+    later: int | None
+    oldest_seconds: float | None
 
 
 class BacklogResponse(Struct, kw_only=True):
@@ -62,17 +65,19 @@ class BacklogResponse(Struct, kw_only=True):
     It is a few seconds old at most.
 
     With the scope `platform` it is that of the whole installation, with the bounds of `/metrics`.
+    Where a count is refused or takes too long, its figures are up to 5 minutes old. null: there are
+    none, so it is not known.
     """
 
     push: QueueBacklogResponse
     pull: QueueBacklogResponse
-    leased: int
+    leased: int | None
     abandoned: Annotated[
-        int,
+        int | None,
         Meta(description="Webhooks that two workers in a row held at a crash; see `rooms doctor`."),
     ]
-    held: Annotated[dict[str, int], Meta(description="Held deliveries by reason.")]
-    sidelined: Annotated[dict[str, int], Meta(description="Sidelined deliveries by reason.")]
+    held: Annotated[dict[str, int] | None, Meta(description="Held deliveries by reason.")]
+    sidelined: Annotated[dict[str, int] | None, Meta(description="Sidelined deliveries by reason.")]
 
 
 class SubscriptionStatusResponse(Struct, kw_only=True):
@@ -178,21 +183,21 @@ async def _leader(services: ApiServices) -> str | None:
 
 def _backlog(counts: QueueStats) -> BacklogResponse:
     def queue(kind: str) -> QueueBacklogResponse:
-        later = counts.not_due.get(kind, 0)
+        depth, later = counts.depth.get(kind), counts.not_due.get(kind)
         return QueueBacklogResponse(
-            due=counts.depth.get(kind, 0) - later,
-            claimed=counts.claimed.get(kind, 0),
+            due=None if depth is None or later is None else depth - later,
+            claimed=counts.claimed.get(kind),
             later=later,
-            oldest_seconds=counts.oldest_s.get(kind, 0.0),
+            oldest_seconds=counts.oldest_s.get(kind),
         )
 
     return BacklogResponse(
         push=queue("push"),
         pull=queue("pull"),
-        leased=counts.leased or 0,
-        abandoned=counts.crash_looping or 0,
-        held=dict(counts.held),
-        sidelined=dict(counts.sidelined),
+        leased=counts.leased,
+        abandoned=counts.crash_looping,
+        held=None if counts.held is None else dict(counts.held),
+        sidelined=None if counts.sidelined is None else dict(counts.sidelined),
     )
 
 

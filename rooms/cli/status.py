@@ -33,6 +33,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "PostgreSQL: start it, or check its log",
 }
 """Advice for each part that is down."""
+_NOT_KNOWN: Final = "not known"
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -78,7 +79,7 @@ def status(
         return
     output.line(_format_parts(found))
     _show_advice(output, found["health"])
-    output.line(_format_backlog(found["backlog"]))
+    _show_backlog(output, found["backlog"])
     shown = found["subscriptions"]
     if shown:
         output.line("")
@@ -133,25 +134,39 @@ def _format_parts(found: Mapping[str, Any]) -> str:
     return f"{health['status']}: {', '.join(parts)}; {leader}"
 
 
+def _show_backlog(output: "Output", backlog: Mapping[str, Any]) -> None:
+    output.line(_format_backlog(backlog))
+    queues, others = (backlog["push"], backlog["pull"]), set(backlog) - {"push", "pull"}
+    counts = [count for queue in queues for count in queue.values()]
+    if None in [*counts, *(backlog[name] for name in others)]:
+        output.note(
+            f"{_NOT_KNOWN}: a count was refused or took too long;"
+            " `rooms_counts_refused` at /metrics names it, and the API's log the cause"
+        )
+
+
 def _format_backlog(backlog: Mapping[str, Any]) -> str:
     parts = []
     for kind in ("push", "pull"):
-        queue = backlog[kind]
-        oldest = (
-            f", the oldest for {_format_duration(queue['oldest_seconds'])}" if queue["due"] else ""
-        )
+        queue, oldest_s = backlog[kind], backlog[kind]["oldest_seconds"]
+        waits = oldest_s if queue["due"] is None else queue["due"] and oldest_s is not None
+        oldest = f", the oldest for {_format_duration(oldest_s)}" if waits else ""
         later = f", {queue['later']} later" if queue["later"] else ""
-        parts.append(f"{kind.upper()} {queue['due']} due{oldest}{later}")
-    parts.append(f"{backlog['leased']} leased")
+        parts.append(f"{kind.upper()} {_format_count(queue['due'], 'due')}{oldest}{later}")
+    parts.append(_format_count(backlog["leased"], "leased"))
     if backlog["abandoned"]:
         parts.append(
             f"{backlog['abandoned']} crashed their worker repeatedly (`rooms doctor` names them)"
         )
-    parts += [
-        f"{sum(backlog[name].values())} {name}{_format_reasons(backlog[name])}"
-        for name in ("held", "sidelined")
-    ]
+    for name in ("held", "sidelined"):
+        counts = backlog[name]
+        total = None if counts is None else sum(counts.values())
+        parts.append(f"{_format_count(total, name)}{_format_reasons(counts or {})}")
     return "; ".join(parts)
+
+
+def _format_count(count: int | None, what: str) -> str:
+    return f"{what} {_NOT_KNOWN}" if count is None else f"{count} {what}"
 
 
 def _format_subscriptions(shown: Sequence[Mapping[str, Any]], at: datetime) -> Iterator[str]:

@@ -153,7 +153,7 @@ class QueueStats(Collector):
     """Hold one count of everything that waits.
 
     `refused`: the counts that were refused, by name, with 1, and all others with 0. Their figures
-    are those of before; None, or nothing: none is known.
+    are those of before; None, or a missing kind: none is known.
     """
 
     up: bool
@@ -164,8 +164,8 @@ class QueueStats(Collector):
     locations: Mapping[str, int] = field(default_factory=dict)
     outbox_age_s: float | None = None
     oldest_s: Mapping[str, float] = field(default_factory=dict)
-    held: Mapping[str, int] = field(default_factory=dict)
-    sidelined: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] | None = None
+    sidelined: Mapping[str, int] | None = None
     sidelined_oldest_s: Mapping[str, float] = field(default_factory=dict)
     sideline_unloaded: int | None = None
     alive_writers: Mapping[str, int] = field(default_factory=dict)
@@ -223,13 +223,13 @@ class QueueStats(Collector):
                 "rooms_held",
                 "Deliveries held back, up to 300,000 in all.",
                 "reason",
-                self.held,
+                self.held or {},
             ),
             _family(
                 "rooms_sidelined",
                 "Sidelined deliveries, up to 300,000 in all.",
                 "reason",
-                self.sidelined,
+                self.sidelined or {},
             ),
             _family(
                 "rooms_sideline_oldest_seconds",
@@ -376,15 +376,17 @@ class CachedStats:
         return (self._rows(count) or [(None,) * columns])[0]
 
     def _stats(self) -> QueueStats:
-        sidelined = self._rows(_SIDELINED_COUNT) or ()
+        held, sidelined = self._rows(_HELD_COUNT), self._rows(_SIDELINED_COUNT)
         ordered_keys, blocked_keys = self._row(_KEYS_COUNT, 2)
         return replace(
             _outbox_stats(self._rows(_QUEUES_COUNT), self._rows(_OLDEST_COUNT)),
             refused={count.name: int(count in self._refused) for count in _COUNTS},
-            held=dict(self._rows(_HELD_COUNT) or ()),
+            held=None if held is None else dict(held),
             alive_writers=dict(self._rows(_ALIVE_COUNT) or ()),
-            sidelined={reason: depth for reason, depth, _ in sidelined},
-            sidelined_oldest_s={reason: float(age_s) for reason, _, age_s in sidelined},
+            sidelined=None
+            if sidelined is None
+            else {reason: depth for reason, depth, _ in sidelined},
+            sidelined_oldest_s={reason: float(age_s) for reason, _, age_s in sidelined or ()},
             sideline_unloaded=self._row(_UNLOADED_COUNT, 1)[0],
             leased=self._row(_LEASED_COUNT, 1)[0],
             ordered_keys=ordered_keys,

@@ -11,7 +11,7 @@ import pytest
 
 from delivery.leadership.postgres import PostgresElection
 from rooms.db.queries import failures
-from rooms.db.queries.stats import CACHE_S
+from rooms.db.queries.stats import CACHE_S, CachedStats, QueueStats
 from rooms.db.queries.subscription_counts import OrganisationStats
 from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import Scope
@@ -414,6 +414,29 @@ async def test_the_backlog_is_the_organisations_own_or_with_platform_all(api: Ap
         "abandoned": 0,
         "held": {"paused": 3},
         "sidelined": {"nacked": 3},
+    }
+
+
+@pytest.mark.parametrize("up", [True, False])
+async def test_what_could_not_be_counted_is_null(
+    api: Api, monkeypatch: pytest.MonkeyPatch, *, up: bool
+) -> None:
+    """A zero would say that nothing waits, while the database is too busy to count."""
+
+    async def counts(_: CachedStats) -> QueueStats:
+        return QueueStats(up=up, sidelined={"nacked": 1} if up else None)
+
+    monkeypatch.setattr(CachedStats, "counts", counts)
+    whole = await make_key(api.services, "whole", Scope.OPERATE, Scope.PLATFORM)
+    found = (await api.call("GET", "/status", whole)).json()["backlog"]
+    unknown = dict.fromkeys(("due", "claimed", "later", "oldest_seconds"))
+    assert found == {
+        "push": unknown,
+        "pull": unknown,
+        "leased": None,
+        "abandoned": None,
+        "held": None,
+        "sidelined": {"nacked": 1} if up else None,
     }
 
 

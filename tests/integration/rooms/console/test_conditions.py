@@ -1,5 +1,9 @@
 """Test what the pages about subscriptions say to a person who looks for what to do."""
 
+import pytest
+
+from rooms.db.queries.stats import QueueStats
+from rooms.db.queries.subscription_counts import OrganisationStats
 from tests.integration.rooms.console.browser import Browser
 from tests.integration.rooms.console.test_subscriptions import world
 
@@ -39,3 +43,18 @@ async def test_a_list_without_deliveries_says_what_to_do(browser: Browser) -> No
     assert f"rooms publish {room} EVENT_TYPE" in page.text
     assert f"/console/rooms/{room}/publish" in page.links
     assert "No delivery is like this" in (await browser.get(f"{at}?state=held")).text
+
+
+async def test_the_home_page_says_what_could_not_be_counted(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zero would say that nothing waits, while the database is too busy to count."""
+
+    async def counts(*_: object) -> QueueStats:
+        return QueueStats(up=True, held={"paused": 12_345})
+
+    monkeypatch.setattr(OrganisationStats, "counts", counts)
+    await browser.sign_in("viewer")
+    page = await browser.get("/console")
+    assert page.text.count("not known") == 4
+    assert "12,345" in page.text

@@ -52,6 +52,37 @@ def test_every_down_part_comes_with_advice(terminal: Terminal, fake: FakeRooms) 
     }
 
 
+def test_what_was_not_counted_is_not_known(terminal: Terminal, fake: FakeRooms) -> None:
+    """A zero would say that nothing waits, while the database is too busy to count."""
+    unknown = {"due": None, "claimed": None, "later": None, "oldest_seconds": None}
+    backlog: dict[str, Any] = {
+        "push": {**unknown, "oldest_seconds": 300.0},
+        "pull": unknown,
+        "leased": None,
+        "abandoned": None,
+        "held": None,
+        "sidelined": {"nacked": 2},
+    }
+    body = {
+        "at": "2026-01-31T12:00:00Z",
+        "health": health(),
+        "leader": "one",
+        "backlog": backlog,
+        "subscriptions": [],
+        "subscriptions_total": 0,
+    }
+    fake.interfere = lambda _: (200, body)
+    result = terminal.run("status")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1] == (
+        "PUSH due not known, the oldest for 5 min; PULL due not known; leased not known; "
+        "held not known; 2 sidelined (2 nacked)"
+    )
+    assert "rooms_counts_refused" in result.stderr
+    backlog |= BACKLOG
+    assert "rooms_counts_refused" not in terminal.run("status").stderr
+
+
 def test_it_asks_for_the_subscriptions_of_a_room_or_for_single_ones(
     terminal: Terminal, fake: FakeRooms
 ) -> None:

@@ -140,6 +140,7 @@ async def test_a_refused_statement_only_leaves_out_its_own_figures(
         "held",
         "ordering_keys",
     }
+    assert (counts.held, counts.sidelined) == (None, {"nacked": ROWS})
     assert OUTAGES.any_failing
     now_s += CACHE_S
     assert left_out.isdisjoint(figures(await gauges.counts())), "it is not repeated each time"
