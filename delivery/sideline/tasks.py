@@ -6,6 +6,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -154,6 +155,8 @@ class ShovelScheduler:
         self._clock = clock
         self._ids = ids
         self._at_limit: frozenset[OrganisationId] = frozenset()
+        self._after: datetime | None = None
+        """Where the next part of the due schedules begins; None: at the first one."""
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Create due jobs; a job and the schedule's next time are one transaction.
@@ -163,7 +166,8 @@ class ShovelScheduler:
         if not should_continue():
             return
         async with transaction(self._engine) as connection:
-            due = await due_schedules(connection)
+            part = await due_schedules(connection, self._after)
+            due = part.schedules
             left_out: Counter[OrganisationId] = Counter()
             if due:
                 counts = await count_open_jobs(connection, {one.organisation for one in due})
@@ -174,6 +178,7 @@ class ShovelScheduler:
                         continue
                     open_jobs[one.organisation] += 1
                     await self._create_job(connection, one)
+        self._after = part.last
         self._report(left_out)
 
     async def _create_job(self, connection: AsyncConnection, due: DueSidelineSchedule) -> None:

@@ -22,17 +22,21 @@ from rooms.errors import QuotaConflictError
 MAX_SCHEDULES: Final = 1000
 """The most schedules of an organisation."""
 _MAX_DUE: Final = 200
+_MAX_READ: Final = 2000
+"""Due schedules among which organisations take turns. Of more, the next call looks at the others."""
 _ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED_STATUSES))
 _CLAIM_DUE: Final = text(f"""
-WITH ended AS (
-    DELETE FROM shovel_schedules s WHERE s.next_at <= now() AND NOT EXISTS (
-        SELECT FROM subscriptions u WHERE u.room_id = s.room_id AND u.id = s.subscription_id AND u.status NOT IN ({_ENDED}))
+WITH looked_at AS MATERIALIZED (
+    SELECT room_id, subscription_id, next_at FROM shovel_schedules
+    WHERE next_at <= now() AND next_at > coalesce(CAST(:after AS timestamptz), '-infinity') ORDER BY next_at LIMIT :read
+), ended AS (
+    DELETE FROM shovel_schedules s USING looked_at l WHERE s.room_id = l.room_id AND s.subscription_id = l.subscription_id
+        AND NOT EXISTS (SELECT FROM subscriptions u WHERE u.room_id = s.room_id AND u.id = s.subscription_id AND u.status NOT IN ({_ENDED}))
 ), due AS (
     SELECT s.room_id, s.subscription_id, u.organisation_id, s.next_at,
         row_number() OVER (PARTITION BY u.organisation_id ORDER BY s.next_at, s.subscription_id) AS turn
-    FROM shovel_schedules s JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id AND u.status NOT IN ({_ENDED})
+    FROM looked_at s JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id AND u.status NOT IN ({_ENDED})
         JOIN rooms r ON r.id = s.room_id AND NOT r.deleting
-    WHERE s.next_at <= now()
 ), chosen AS (
     SELECT s.room_id, s.subscription_id, d.organisation_id
     FROM shovel_schedules s JOIN (SELECT room_id, subscription_id, organisation_id FROM due ORDER BY turn, next_at LIMIT :most) d USING (room_id, subscription_id)
@@ -46,10 +50,10 @@ WITH ended AS (
     FROM chosen c WHERE s.room_id = c.room_id AND s.subscription_id = c.subscription_id
     RETURNING c.organisation_id, s.room_id, s.subscription_id, s.interval_s, s.rate_per_s, s.concurrency, s.max_shovels, s.next_at
 )
-SELECT c.organisation_id::text AS organisation_id, c.room_id, c.subscription_id::text AS subscription_id, c.interval_s, c.rate_per_s,
-    c.concurrency, c.max_shovels, c.next_at
-FROM claimed c
-WHERE EXISTS (SELECT FROM sidelined e WHERE e.room_id = c.room_id AND e.subscription_id = c.subscription_id)
+SELECT l.read, l.last, c.organisation_id::text AS organisation_id, c.room_id, c.subscription_id::text AS subscription_id, c.interval_s,
+    c.rate_per_s, c.concurrency, c.max_shovels, c.next_at
+FROM (SELECT count(*) AS read, max(next_at) AS last FROM looked_at) l LEFT JOIN claimed c
+    ON EXISTS (SELECT FROM sidelined e WHERE e.room_id = c.room_id AND e.subscription_id = c.subscription_id)
     AND c.subscription_id NOT IN (SELECT subscription_id FROM shoveling WHERE subscription_id IS NOT NULL)
 """)  # noqa: S608 - constants of this package
 
@@ -73,6 +77,17 @@ class DueSidelineSchedule:
     room: RoomId
     subscription: SubscriptionId
     schedule: SidelineSchedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuePart:
+    """Hold what was claimed of a part of the due schedules.
+
+    `last`: where the next part begins, by time; None: nothing is due behind this one.
+    """
+
+    schedules: Sequence[DueSidelineSchedule]
+    last: datetime | None
 
 
 async def set_schedule(
@@ -139,14 +154,16 @@ async def delete_schedule(connection: AsyncConnection, subscription: Subscriptio
     return bool((await connection.execute(statement)).rowcount)
 
 
-async def due_schedules(connection: AsyncConnection) -> Sequence[DueSidelineSchedule]:
-    """Return the due schedules, each moved on by its interval; organisations take turns.
+async def due_schedules(connection: AsyncConnection, after: datetime | None = None) -> DuePart:
+    """Return due schedules, each moved on by its interval; organisations take turns.
 
-    The commit of this transaction claims them. Sidelines that are empty or being shoveled are left
-    out. Due schedules of subscriptions that have ended are deleted.
+    They are of the part behind `after` (None: of the first one). The commit of this transaction
+    claims them. Sidelines that are empty or being shoveled are left out. Due schedules of
+    subscriptions that have ended are deleted.
     """
-    rows = (await connection.execute(_CLAIM_DUE, {"most": _MAX_DUE})).mappings().all()
-    return [
+    values = {"most": _MAX_DUE, "read": _MAX_READ, "after": after}
+    rows = (await connection.execute(_CLAIM_DUE, values)).mappings().all()
+    due = [
         DueSidelineSchedule(
             organisation=OrganisationId(row["organisation_id"]),
             room=row["room_id"],
@@ -154,7 +171,9 @@ async def due_schedules(connection: AsyncConnection) -> Sequence[DueSidelineSche
             schedule=_schedule(row),
         )
         for row in rows
+        if row["subscription_id"] is not None
     ]
+    return DuePart(schedules=due, last=rows[0]["last"] if rows[0]["read"] == _MAX_READ else None)
 
 
 def _key_conditions(subscription: SubscriptionId) -> tuple[Any, Any]:

@@ -196,6 +196,34 @@ async def test_organisations_take_turns_where_many_shovels_are_due(
     assert (many[2]["id"],) in found
 
 
+async def test_due_schedules_are_looked_at_in_parts(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are due, a call reads a bounded number, and the next one those behind them."""
+    monkeypatch.setattr(shovel_schedules, "_MAX_DUE", 2)
+    monkeypatch.setattr(shovel_schedules, "_MAX_READ", 3, raising=False)
+    many = await several(api, 6)
+    for number, subscription in enumerate(many):
+        await api.call("PUT", schedule(subscription), json={"interval_s": 600})
+        await api.sql(
+            "UPDATE shovel_schedules SET next_at = now() - %s * interval '1 min' WHERE subscription_id = %s RETURNING 1",
+            10 - number,
+            subscription["id"],
+        )
+    await api.sql(
+        "WITH o AS (INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'late')"
+        " RETURNING id) UPDATE subscriptions SET organisation_id = (SELECT id FROM o) WHERE id = %s",
+        many[-1]["id"],
+    )
+    scheduler = ShovelScheduler(api.services.engine, api.services.clock, api.services.ids)
+    chosen: list[list[int]] = []
+    for _ in range(4):
+        await scheduler.run(lambda: True)
+        found = await api.sql("SELECT arguments->>'subscription_id' FROM jobs")
+        chosen.append(sorted(n for n, one in enumerate(many) if (one["id"],) in found))
+    assert chosen == [[0, 1], [0, 1, 3, 5], [0, 1, 3, 5], [0, 1, 2, 3, 4, 5]]
+
+
 async def test_more_organisations_than_are_chosen_at_a_time_all_have_their_turns(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
