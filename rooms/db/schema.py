@@ -28,7 +28,7 @@ from rooms.errors import StorageRefusedError, StorageUnavailableError
 _log = logging.getLogger(__name__)
 
 LOCK_WAIT_S: Final = 120.0
-"""The time for which locks that others hold are requested again; each revision has its own."""
+"""The time for which refused locks are requested again; each revision has its own."""
 TURN_WAIT_S: Final = 600.0
 """The time for which another migration is waited for."""
 _MIGRATION_LOCK: Final = 0x726F6F6D
@@ -76,9 +76,9 @@ def migrate(
     Several processes may call this at once: an advisory lock lets one of them work, and the others
     find nothing to do. One that waits for longer than `turn_wait_s` raises StorageRefusedError.
 
-    A revision that gets a lock neither at once nor within `lock_wait_s` raises StorageRefusedError,
-    which names the oldest transaction. The revisions before it stay. StorageUnavailableError: the
-    server ended the session, as after this process was suspended.
+    A revision that gets no lock within `lock_wait_s` of its first refusal raises
+    StorageRefusedError, which names the oldest transaction. The revisions before it stay.
+    StorageUnavailableError: the server ended the session, as after this process was suspended.
     """
     engine = _open_engine(url)
     try:
@@ -192,10 +192,11 @@ def _retry_locks(
 ) -> None:
     """Run work and commit it; run it again after a lock was not granted in time.
 
-    The time begins again when `applied`, the revisions that are complete, has grown since the last
-    try: it was not spent on the lock that is missing now.
+    The time begins with the first refusal: one of an index build ends after two minutes. It begins
+    again when `applied`, the revisions that are complete, has grown since the last try, as it was
+    not spent on the lock that is missing now.
     """
-    deadline = time.monotonic() + wait_s
+    deadline: float | None = None
     known = len(applied)
     is_logged = False
     while True:
@@ -207,7 +208,7 @@ def _retry_locks(
                 raise
             connection.rollback()
             reason = _describe_holder(connection)
-            if len(applied) > known:
+            if deadline is None or len(applied) > known:
                 known, is_logged = len(applied), False
                 deadline = time.monotonic() + wait_s
             if time.monotonic() >= deadline:

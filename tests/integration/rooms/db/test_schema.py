@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy
 from alembic import command
 
+from migrations import concurrent_indexes
 from rooms.db import schema
 from rooms.db.connection import Connection, open_connection
 from rooms.db.schema import describe_missing, migrate
@@ -102,6 +103,28 @@ async def test_the_time_for_a_lock_begins_again_after_progress(
 ) -> None:
     async with holder.transaction():
         await holder.execute("LOCK TABLE subscriptions IN ACCESS SHARE MODE")
+        migrating = asyncio.create_task(asyncio.to_thread(migrate, before_several, lock_wait_s=1))
+
+        async def is_logged() -> bool:
+            return migrating.done() or HOLDER in caplog.text
+
+        await until(is_logged, "the holder to be named")
+    await migrating
+    assert await describe_missing(holder) is None
+
+
+async def test_an_index_build_that_is_the_first_revision_is_tried_again(
+    installation: Installation,
+    before_several: str,
+    holder: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its first request for a lock ends later than the time for which locks are requested again."""
+    limits = concurrent_indexes._LIMITS | {"lock_timeout": "1500ms"}
+    monkeypatch.setattr(concurrent_indexes, "_LIMITS", limits)
+    async with holder.transaction():
+        await holder.execute("LOCK TABLE held IN ROW EXCLUSIVE MODE")
         migrating = asyncio.create_task(asyncio.to_thread(migrate, before_several, lock_wait_s=1))
 
         async def is_logged() -> bool:
