@@ -1,4 +1,4 @@
-"""Decode the escapes of URLs, of strings in JSON and programs, and of HTML.
+"""Decode the escapes of URLs, of strings in JSON and programs, of HTML, and of CSS.
 
 The work is done by a few calls for a whole text, not by one for each escape: endpoints may answer
 with nothing but escapes.
@@ -10,6 +10,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from string import hexdigits
 from typing import Final, overload
 
 _MAX_CACHED: Final = 1024
@@ -29,8 +30,11 @@ _HTML: Final = (
     r"|amp|AMP|lt|LT|gt|GT|quot|QUOT)"
     r"|&(?:#[xX]?|[0-9A-Za-z]{0,16})\Z)"
 )
+_CSS: Final = r"(\\(?:[0-9a-fA-F]{1,6}(?:\r\n|[ \t\r\n\f])?|[^0-9a-fA-F\r\n\f]|\Z))"
+_HAS_CSS: Final = r"\\[0-9a-fA-F]"
 # Escapes of which more may follow where the text ends.
 _OPEN_STRING: Final = r"\\(?:[0-3][0-7]?|[4-7])"
+_OPEN_CSS: Final = r"\\[0-9a-fA-F]{1,5}"
 _OPEN_HTML: Final = r"&#(?:[0-9]++|[xX][0-9a-fA-F]++)"
 _UNTERMINATED: Final = frozenset({"amp", "lt", "gt", "quot"})
 """Names that escape HTML, which browsers know without a semicolon, too."""
@@ -60,13 +64,21 @@ class EscapeKind:
     """Decode one kind of escapes, each of which begins with `mark`."""
 
     def __init__(
-        self, mark: str, pattern: str, open_pattern: str, character: Callable[[str], str]
+        self,
+        mark: str,
+        pattern: str,
+        open_pattern: str,
+        character: Callable[[str], str],
+        *,
+        needed: str = "",
     ) -> None:
         """`character` returns the character of an escape; empty: it is cut off; itself: it is none.
 
-        `pattern` has one group, the escape. `open_pattern`: of which more may follow.
+        `pattern` has one group, the escape. `open_pattern`: of which more may follow. A text
+        without a match of `needed` has no escapes of this kind.
         """
         self.mark = mark
+        self._finds_needed = re.compile(needed).search
         self._split = re.compile(pattern, re.DOTALL).split
         self._is_open = re.compile(open_pattern).fullmatch
         self._characters = _Characters(character)
@@ -76,7 +88,7 @@ class EscapeKind:
 
         `places`: those of the text itself. What may be cut off at the end is left out.
         """
-        parts = self._split(text)
+        parts = self._split(text) if self._finds_needed(text) else [text]
         if len(parts) == 1:
             return text, places
         decoded = parts.copy()
@@ -160,6 +172,13 @@ def _of_string(escape: str) -> str:
     return "" if kind in {"", "u", "U", "x"} else _CONTROLS.get(kind, kind)
 
 
+def _of_css(escape: str) -> str:
+    digits = escape[1:].rstrip(" \t\r\n\f")
+    if digits and digits[0] in hexdigits:
+        return _of_digits(escape, digits, 16)
+    return escape[1:]
+
+
 def _of_html(escape: str) -> str:
     if escape[1:2] == "#":
         is_hex = escape[2:3] in {"x", "X"}
@@ -184,3 +203,5 @@ KINDS: Final = (
     EscapeKind("\\", _STRING, _OPEN_STRING, _of_string),
     EscapeKind("&", _HTML, _OPEN_HTML, _of_html),
 )
+# What follows a backslash is mostly the escape of a string. Only hexadecimal digits show this kind.
+CSS: Final = EscapeKind("\\", _CSS, _OPEN_CSS, _of_css, needed=_HAS_CSS)

@@ -1,8 +1,8 @@
 """Hide the values of configured headers in what an endpoint answers.
 
-Some endpoints repeat the request, as it came or escaped: in JSON, in HTML, in a URL, or in several
-of these. A text is searched as it is and with its escapes decoded, so that every mix of escaped
-and plain characters is found. What is hidden is the stretch of the original text.
+Some endpoints repeat the request, as it came or escaped: in JSON, in HTML, in a URL, in CSS, or in
+several of these. A text is searched as it is and with its escapes decoded, so that every mix of
+escaped and plain characters is found. What is hidden is the stretch of the original text.
 
 This is done in the event loop of a worker. So the work for one result has a bound, and beyond it
 the whole text is hidden.
@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from delivery.push.escapes import KINDS, left_out
+from delivery.push.escapes import CSS, KINDS, left_out
 from delivery.push.http.client import MAX_LOCATION
 from delivery.push.http.connection import KEPT_BODY_BYTES
 from delivery.push.text_search import BEGINNING_LENGTH, StepLimitError, Steps, TextSearch
@@ -142,7 +142,7 @@ def readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:
     """Yield the text as it is, and with escapes decoded, with the place of each character.
 
     The places are those in the text as it is; a last one is the end. Each kind of escape is
-    decoded by itself: what is an escape in JSON is none in HTML.
+    decoded by itself: what is an escape in JSON is none in HTML. CSS is the innermost kind.
     """
     found: list[tuple[str, Sequence[int], int]] = [(text, range(len(text) + 1), 0)]
     known = {text}
@@ -157,3 +157,10 @@ def readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:
             if decoded not in known:
                 known.add(decoded)
                 found.append((decoded, places, depth + 1))
+    for reading, starts, depth in found:
+        if depth == _MAX_DEPTH or CSS.mark not in reading or len(known) == _MAX_READINGS:
+            continue
+        decoded, places = CSS.decode(reading, starts)
+        if decoded not in known:
+            known.add(decoded)
+            yield decoded, places

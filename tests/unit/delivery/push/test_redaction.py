@@ -115,6 +115,14 @@ def test_an_escaped_value_is_hidden_wherever_the_answer_is_cut(echo: str) -> Non
 OPEN_ECHOES = {
     "octal": "".join(f"\\{ord(character):o}" for character in SECRET),
     "octal with zeros": "".join(f"\\{ord(character):03o}" for character in SECRET),
+    "CSS": "".join(f"\\{ord(character):x} " for character in SECRET),
+    "CSS with line ends": "".join(f"\\{ord(character):X}\r\n" for character in SECRET),
+    "CSS with zeros": "".join(f"\\{ord(character):06x}" for character in SECRET),
+    "CSS in JSON": json.dumps("".join(f"\\{ord(one):x} " for one in SECRET))[1:-1],
+    "CSS in part": "".join(
+        one if one.isalnum() else f"\\{one}" if one in "/." else f"\\{ord(one):06x}"
+        for one in SECRET
+    ),
     "octal in JSON": json.dumps("".join(f"\\{ord(character):o}" for character in SECRET))[1:-1],
     "numbers": "".join(f"&#{ord(character)}" for character in SECRET),
     "numbers with zeros": "".join(f"&#{ord(character):012}" for character in SECRET),
@@ -138,7 +146,7 @@ def test_a_value_in_escapes_without_an_end_is_hidden(echo: str, around: tuple[st
 @pytest.mark.parametrize("echo", OPEN_ECHOES.values(), ids=OPEN_ECHOES.keys())
 def test_a_value_in_escapes_without_an_end_is_hidden_wherever_it_is_cut(echo: str) -> None:
     """All but the first character, whose escape may go on."""
-    first = re.match(r"(?:[^\\&]|\\+[0-7]{3}|&#[^\\&]+)", echo)
+    first = re.match(r"(?:[^\\&]|\\+(?:[0-9a-f]{6}|[0-9A-F]{2}\s+|[0-7]{3})|&#[^\\&]+)", echo)
     assert first
     for length in range(first.end() + 1, len(echo)):
         filler = "." * (KEPT_BODY_BYTES - length)

@@ -47,16 +47,30 @@ SIMPLE_KINDS = (
         ),
     ),
 )
+SIMPLE_CSS = (
+    r"(?P<open>\\[0-9a-fA-F]{1,5})\Z|\\(?P<css>[0-9a-fA-F]{1,6})(?:\r\n|[ \t\r\n\f])?"
+    r"|(?P<rest>\\)\Z|\\(?P<plain>[^0-9a-fA-F\r\n\f])"
+)
 CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "b": "\b", "f": "\f"}
 
 
 def simple_character(match: re.Match[str]) -> str | None:
     group = match.lastgroup
     assert group is not None
-    base = {"code": 16, "byte": 16, "long": 16, "braced": 16, "octal": 8, "number": 10}.get(group)
+    base = {
+        "code": 16,
+        "byte": 16,
+        "long": 16,
+        "braced": 16,
+        "octal": 8,
+        "number": 10,
+        "css": 16,
+    }.get(group)
     if base is not None:
         number = int(match[group], base)
         return chr(number) if number <= sys.maxunicode else None
+    if group == "plain":
+        return match[group]
     if group == "character":
         return CONTROLS.get(match[group], match[group])
     if group == "entity":
@@ -92,6 +106,12 @@ def simple_readings(text: str) -> list[tuple[str, list[int], int]]:
                 if all(decoded != other for other, *_ in found):
                     starting = [starts[place] for place in places]
                     found.append((decoded, starting, lacking + is_open, depth + 1))
+    for reading, starts, lacking, depth in found.copy():
+        if depth < 3 and re.search(r"\\[0-9a-fA-F]", reading):
+            decoded, places, is_open = simple_decode(reading, SIMPLE_CSS)
+            if all(decoded != other for other, *_ in found):
+                starting = [starts[place] for place in places]
+                found.append((decoded, starting, lacking + is_open, depth + 1))
     return [(reading, starts, lacking) for reading, starts, lacking, _ in found]
 
 
@@ -123,11 +143,23 @@ PIECES = [
     *("&", "&amp;", "&#97;", "&#x", "&bogus;", "&lt;", "+", " ", "a", "b", "aa", "u0061", "amp;"),
     *("&#97", "&#x61", "&#", "&#0000000097;", "&lt", "&lta", "\\u{61}", "\\u{", "\\x{061}", "\\U"),
     *("\\U00000061", "\\U000", "\\141", "\\14", "\\1", "\\541", "}", "{61}", "&Lowbar9;", "x61"),
-    *("25", "#98;", "aaaaaaaa", "abababab", "\\u0430", "\u00fc"),
+    *(
+        "\\61 ",
+        "\\000061",
+        "\\-",
+        "\\6a\r\n",
+        "25",
+        "#98;",
+        "aaaaaaaa",
+        "abababab",
+        "\\u0430",
+        "\u00fc",
+    ),
 ]
 ESCAPED = (
     *("%{:02x}", "%25{:02x}", "\\u{:04x}", "\\x{:02x}", "&#{};", "&amp;#{};", "\\\\x{:02x}"),
     *("&#{}", "&#x{:x}", "&#{:09}", "\\u{{{:x}}}", "\\U{:08x}", "\\{:o}", "\\{:03o}", "&amp;#{}"),
+    *("\\{:x} ", "\\{:06x}", "\\{:x}"),
 )
 
 
