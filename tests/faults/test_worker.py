@@ -138,7 +138,7 @@ async def sidelined(installation: Installation, count: int) -> bool:
     [
         ["rooms worker"],
         ["rooms settler"],
-        ["rooms endpoints"],
+        ["rooms endpoints", "rooms states"],
         ["rooms listen", "rooms notify"],
         ["rooms worker", "rooms settler", "rooms endpoints", "rooms broker"],
     ],
