@@ -36,7 +36,8 @@ class OrderingKeyResponse(Struct, kw_only=True):
     """Describe an ordering key.
 
     `head`: its delivery under way, in `state` since `since`; a sidelined head blocks the key.
-    `waiting`: the deliveries behind it, counted up to 10,000.
+    `waiting`: the deliveries behind it, counted up to 10,000; in another organisation's room those
+    that are known among the next 1,000.
     """
 
     ordering_key: str
@@ -83,12 +84,16 @@ async def list_ordering_keys(
         bool, QueryParameter(description="Only those whose head is sidelined.")
     ] = False,
 ) -> OrderingKeyPage:
-    """List the keys of an ordered subscription with unfinished or sidelined deliveries."""
+    """List the keys of an ordered subscription with unfinished or sidelined deliveries.
+
+    In another organisation's room, those whose head is due and not held by a suspension. There a
+    call looks at about 2,000 keys, so a page may have few or no items while `next_cursor` is set.
+    """
     identity = parse_subscription(subscription_id)
     page = PageRequest(services.cipher, _LIST, limit, cursor)
     async with transaction(services.engine) as connection:
         await records.find_subscription(connection, principal, identity)
-        found = await list_active_keys(
+        scan = await list_active_keys(
             connection,
             identity,
             blocked=parked,
@@ -97,7 +102,7 @@ async def list_ordering_keys(
         )
     return page.respond(
         OrderingKeyPage,
-        found,
+        scan.found,
         lambda key: OrderingKeyResponse(
             ordering_key=key.ordering_key,
             head=key.head,
@@ -106,6 +111,7 @@ async def list_ordering_keys(
             waiting=key.waiting,
         ),
         position=lambda key: key.digest.hex(),
+        further=scan.further,
     )
 
 

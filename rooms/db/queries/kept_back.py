@@ -2,7 +2,8 @@
 
 A filter is evaluated when its message is published, so that a delivery exists shows whether the
 filter matches the payload. Its subscriber may learn that once it may have the payload: when the
-message is due, and while nothing suspends the subscription. What it was sent stays visible.
+message is due, and while nothing suspends the subscription. What it was sent stays visible. Of a
+subscription that has ended nothing else is: it may have been suspended before.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -29,7 +30,13 @@ from rooms.db.statement_parts import has_live_grant
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import rooms, subscriptions
 from rooms.domain.ids import RoomId, SubscriptionId
-from rooms.domain.state_machine import UNFINISHED, Reason, State, SubscriptionStatus
+from rooms.domain.state_machine import (
+    ENDED_STATUSES,
+    UNFINISHED,
+    Reason,
+    State,
+    SubscriptionStatus,
+)
 
 _SENT: Final = sorted({State.LEASED, State.DELIVERED, State.HANDED_OVER})
 _subscription: Final = subscriptions.alias("kept_subscription")
@@ -44,7 +51,8 @@ def is_kept_back(of: FromClause = deliveries) -> ColumnElement[bool]:
     """Return the condition that a delivery must not be known to its subscriber.
 
     What ended before it was due was never due: a message that was withdrawn, for example. What was
-    cancelled without a grant may be known, and sent again, once a grant covers it.
+    cancelled without a grant may be known, and sent again, once a grant covers it. An end of the
+    subscription overwrites since when it was suspended, so it hides all that was never sent.
     """
     columns: Any = of.c
     due_before = case((columns.state.in_(sorted(UNFINISHED)), func.now()), else_=columns.updated_at)
@@ -52,12 +60,11 @@ def is_kept_back(of: FromClause = deliveries) -> ColumnElement[bool]:
         _subscription.c.status == SubscriptionStatus.SUSPENDED.value,
         _message.c.published_at >= _subscription.c.status_since,
     )
-    ended = and_(
+    ended = _subscription.c.status.in_(sorted(ENDED_STATUSES))
+    not_granted = and_(
         columns.state == State.CANCELLED.value,
-        or_(
-            columns.reason == Reason.SUBSCRIPTION_TERMINATED.value,
-            and_(columns.reason == Reason.NOT_GRANTED.value, not_(_IS_GRANTED)),
-        ),
+        columns.reason == Reason.NOT_GRANTED.value,
+        not_(_IS_GRANTED),
     )
     joined = _subscription.join(
         _room,
@@ -75,7 +82,7 @@ def is_kept_back(of: FromClause = deliveries) -> ColumnElement[bool]:
             _subscription.c.room_id == columns.room_id,
             _subscription.c.id == columns.subscription_id,
             _message.c.id == columns.message_id,
-            or_(_message.c.due_at > due_before, suspended, ended),
+            or_(_message.c.due_at > due_before, suspended, ended, not_granted),
         )
     )
     # An offset keeps it a look by keys for each row: a join could read all messages of the room.
@@ -86,11 +93,14 @@ IS_OF_OTHERS: Final = (
     "s.organisation_id <> (SELECT kr.organisation_id FROM rooms kr WHERE kr.id = s.room_id)"
 )
 """The condition that the subscription `s` is in a room of another organisation."""
-IS_HELD_BACK: Final = f"(s.status = 'suspended' AND {IS_OF_OTHERS})"
+_STOPPED: Final = ", ".join(
+    f"'{status}'" for status in sorted({SubscriptionStatus.SUSPENDED, *ENDED_STATUSES})
+)
+IS_HELD_BACK: Final = f"(s.status IN ({_STOPPED}) AND {IS_OF_OTHERS})"
 """The condition that nothing of what waits for the subscription `s` counts for its subscriber."""
 
-IS_GOING_ON: Final = """(SELECT k.status <> 'suspended' FROM subscriptions k
-        WHERE k.room_id = CAST(:room AS int4) AND k.id = CAST(:subscription AS uuid))"""
+IS_GOING_ON: Final = f"""(SELECT k.status NOT IN ({_STOPPED}) FROM subscriptions k
+        WHERE k.room_id = CAST(:room AS int4) AND k.id = CAST(:subscription AS uuid))"""  # noqa: S608 - constants of this package
 """The condition that something of what waits for one subscription counts for its subscriber.
 
 It is a constant of the statement, which reads none of the rows while it is false: each row would

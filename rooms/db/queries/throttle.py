@@ -5,14 +5,29 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import text
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    ScalarSelect,
+    Select,
+    Table,
+    cast,
+    func,
+    not_,
+    select,
+    text,
+    true,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.operational.outbox import add_event
 from rooms.db.pg_arrays import literal_array
-from rooms.db.queries.kept_back import IS_HELD_BACK
+from rooms.db.queries.kept_back import IS_HELD_BACK, is_kept_back, is_of_others
+from rooms.db.queries.scan_bound import Scanned
+from rooms.db.tables.messages import deliveries, messages, ordered_keys, ordered_waiting
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.domain.operational_event import OperationalEvent
@@ -133,7 +148,8 @@ _LIST_ACTIVE_KEYS: Final = text(f"""
 class OrderingKeyStatus:
     """Describe an ordering key and its head.
 
-    `since` refers to the head, `waiting` counts up to 10,000.
+    `since` refers to the head, `waiting` counts up to 10,000; in a room of another organisation what
+    is known among the next 1,000.
     """
 
     ordering_key: str
@@ -144,6 +160,12 @@ class OrderingKeyStatus:
     waiting: int
 
 
+_KNOWN_WAITING: Final = 1000
+"""So many deliveries behind a head are looked at where some may be hidden."""
+MAX_KEYS_SCANNED: Final = 2000
+"""So many keys are looked at for a page where some may be hidden, besides those of the page."""
+
+
 async def list_active_keys(
     connection: AsyncConnection,
     subscription: SubscriptionId,
@@ -151,32 +173,129 @@ async def list_active_keys(
     blocked: bool,
     after: bytes,
     limit: int,
-) -> list[OrderingKeyStatus]:
+    max_scanned: int = MAX_KEYS_SCANNED,
+) -> Scanned[OrderingKeyStatus]:
     """Return the active keys of a subscription, by digest.
 
-    `blocked`: only those whose head is sidelined.
+    `blocked`: only those whose head is sidelined. In a room of another organisation, those whose
+    head its subscriber may know of: the page may end before it is full.
     """
-    found = await connection.execute(
-        _LIST_ACTIVE_KEYS,
-        {
-            "room": room_of(subscription),
-            "subscription": subscription,
-            "after": after,
-            "limit": limit,
-            "parked": blocked,
-        },
-    )
-    return [
-        OrderingKeyStatus(
-            ordering_key=ordering_key,
-            digest=bytes(key),
-            head=DeliveryId(head),
-            state=State(state),
-            since=since,
-            waiting=waiting,
+    room = room_of(subscription)
+    if await is_of_others(connection, room, subscription):
+        statement = _known_keys(
+            room, subscription, blocked=blocked, after=after, limit=limit, max_scanned=max_scanned
         )
-        for ordering_key, head, state, since, waiting, key in found
-    ]
+        rows = (await connection.execute(statement)).all()
+        last, is_end = rows[0].last, rows[0].is_end
+        found = [_key_status(row[2:]) for row in rows if row.head_id is not None]
+        further = None if is_end or len(found) == limit else bytes(last).hex()
+        return Scanned(found=found, further=further)
+    parameters = {
+        "room": room,
+        "subscription": subscription,
+        "after": after,
+        "limit": limit,
+        "parked": blocked,
+    }
+    rows = (await connection.execute(_LIST_ACTIVE_KEYS, parameters)).all()
+    return Scanned(found=[_key_status(row) for row in rows])
+
+
+def _key_status(row: Sequence[Any]) -> OrderingKeyStatus:
+    ordering_key, head, state, since, waiting, key = row
+    return OrderingKeyStatus(
+        ordering_key=ordering_key,
+        digest=bytes(key),
+        head=DeliveryId(str(head)),
+        state=State(state),
+        since=since,
+        waiting=waiting,
+    )
+
+
+def _known_keys(
+    room: RoomId,
+    subscription: SubscriptionId,
+    *,
+    blocked: bool,
+    after: bytes,
+    limit: int,
+    max_scanned: int,
+) -> Select[Any]:
+    """Select keys as `_LIST_ACTIVE_KEYS` does, without what is kept back from the subscriber.
+
+    Each row begins with the last key that was looked at, and whether it is the last of all. How
+    many are looked at varies, as in `rooms.db.queries.scan_bound`.
+    """
+    most = select(
+        cast(limit + max_scanned * (1 + func.random()) / 2, BigInteger).label("most")
+    ).cte("n")
+    wanted = select(most.c.most).scalar_subquery()
+    seen = (
+        select(ordered_keys)
+        .where(
+            ordered_keys.c.room_id == room,
+            ordered_keys.c.subscription_id == subscription,
+            ordered_keys.c.key > after,
+        )
+        .order_by(ordered_keys.c.key)
+        .limit(wanted)
+        .cte("seen")
+    )
+    end = select(
+        select(seen.c.key).order_by(seen.c.key.desc()).limit(1).scalar_subquery().label("last"),
+        (select(func.count()).select_from(seen).scalar_subquery() < wanted).label("is_end"),
+    ).subquery("the_end")
+    head = _by_id(deliveries, seen.c.room_id, seen.c.head_id).correlate(seen).lateral("head")
+    message = _by_id(messages, head.c.room_id, head.c.message_id).correlate(head).lateral("message")
+    known = (
+        select(
+            message.c.ordering_key,
+            seen.c.head_id,
+            head.c.state,
+            seen.c.since,
+            _count_known_behind(seen).label("waiting"),
+            seen.c.key,
+        )
+        .select_from(seen.join(head, true()).join(message, true()))
+        .where(not_(is_kept_back(head)))
+        .order_by(seen.c.key)
+        .limit(limit)
+    )
+    if blocked:
+        known = known.where(head.c.state == State.SIDELINED.value)
+    page = known.subquery("known")
+    return select(end, page).select_from(end.outerjoin(page, true())).order_by(page.c.key)
+
+
+def _by_id(table: Table, room: ColumnElement[Any], identity: ColumnElement[Any]) -> Select[Any]:
+    """Select a row by its key. The limit keeps it a look for each row: a join could read all."""
+    return select(table).where(table.c.room_id == room, table.c.id == identity).limit(1)
+
+
+def _count_known_behind(seen: FromClause) -> ScalarSelect[int]:
+    """Count the deliveries behind a head that the subscriber may know of, among the next ones."""
+    waiting = (
+        select(ordered_waiting.c.room_id, ordered_waiting.c.id)
+        .where(
+            ordered_waiting.c.room_id == seen.c.room_id,
+            ordered_waiting.c.subscription_id == seen.c.subscription_id,
+            ordered_waiting.c.key == seen.c.key,
+        )
+        .order_by(ordered_waiting.c.position)
+        .limit(_KNOWN_WAITING)
+        .correlate(seen)
+        .lateral("waiting")
+    )
+    behind = _by_id(deliveries, waiting.c.room_id, waiting.c.id)
+    behind_it = behind.correlate(waiting).lateral("behind")
+    return (
+        select(func.count())
+        .select_from(waiting.join(behind_it, true()))
+        .where(not_(is_kept_back(behind_it)))
+        .correlate(seen)
+        .scalar_subquery()
+    )
 
 
 _FIND_STOPPED: Final = """

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from rooms.db.queries import scan_bound
+from rooms.db.queries import scan_bound, throttle
+from rooms.domain.state_machine import Reason
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     Member,
     accepted,
     act,
     approve,
+    change,
     member,
     shared_room,
     subscribe,
@@ -168,3 +170,94 @@ async def test_lists_go_on_behind_what_is_hidden(
             cursor = f"&cursor={found['next_cursor']}"
         assert pages[0] == [], path
         assert [one for page in pages for one in page] == [before], path
+
+
+@pytest.mark.parametrize("ends", ["terminate", "delete", "clear and delete"])
+async def test_the_end_of_a_subscription_shows_nothing_of_what_was_held(
+    world: World, ends: str
+) -> None:
+    for subscription in (world.matching, world.other):
+        await act(world.api, world.owner, subscription, "suspend")
+    message = await world.publish()
+    await hold(world)
+    at = f"/subscriptions/{world.matching}"
+    if ends == "terminate":
+        await act(world.api, world.subscriber, world.matching, "terminate")
+    else:
+        if ends == "clear and delete":
+            await cancel_all(world, Reason.CLEARED)
+        answer = await world.api.call("DELETE", at, world.subscriber.key)
+        assert answer.status_code == 202, answer.text
+    assert await listed(world) == [], "before the job has cancelled it"
+    assert (await world.get(f"/messages/{message}"))[0] == 404
+    if ends == "terminate":
+        counted = (await world.get(f"{at}/counts"))[1]
+        assert (counted["waiting"], counted["held"]) == (0, {})
+    is_terminated = ends == "terminate"
+    reasons = Reason.SUBSCRIPTION_TERMINATED, Reason.SUBSCRIPTION_DELETED
+    await cancel_all(world, reasons[0] if is_terminated else reasons[1])
+    assert await listed(world) == []
+    assert (await world.get(f"/messages/{message}"))[0] == 404
+
+
+async def listed(world: World) -> list[str]:
+    """Return the messages of the room that the subscriber sees."""
+    found = (await world.get(f"/rooms/{world.room}/messages"))[1]
+    return [one["id"] for one in found["items"]]
+
+
+async def cancel_all(world: World, reason: Reason) -> None:
+    """Cancel what is unfinished, as a job does."""
+    await world.api.sql(
+        "UPDATE deliveries SET state = 'cancelled', reason = %s, updated_at = now()"
+        " WHERE state IN ('queued', 'held')",
+        reason.value,
+    )
+    for table in ("outbox", "held"):
+        await world.api.sql(f"DELETE FROM {table}")
+
+
+async def ordering_keys(world: World, subscription: str, query: str = "") -> list[tuple[str, int]]:
+    """Return ordering keys with the number of deliveries behind each head, from all pages."""
+    path = f"/subscriptions/{subscription}/ordering-keys?limit=1{query}"
+    found, cursor = [], ""
+    while True:
+        status, page = await world.get(f"{path}{cursor}")
+        assert status == 200, page
+        found += [(one["ordering_key"], one["waiting"]) for one in page["items"]]
+        if page["next_cursor"] is None:
+            return found
+        cursor = f"&cursor={page['next_cursor']}"
+
+
+async def test_ordering_keys_of_what_is_hidden_are_hidden(world: World) -> None:
+    for subscription in (world.matching, world.other):
+        answer = await change(world.api, world.subscriber, subscription, ordered=True)
+        assert answer.status_code == 200, answer.text
+    for _ in range(2):
+        await world.publish(ordering_key="known")
+    await world.publish(ordering_key="later", delay_ms=3_600_000)
+    await world.publish(ordering_key="known", delay_ms=3_600_000)
+    known = [("known", 1)]
+    assert await ordering_keys(world, world.matching) == known
+    await act(world.api, world.owner, world.matching, "suspend")
+    for key in ("known", "held", "held"):
+        await world.publish(ordering_key=key)
+    assert await ordering_keys(world, world.matching) == known, "it knew of these"
+    assert await ordering_keys(world, world.other) == []
+    await act(world.api, world.owner, world.matching, "reinstate")
+    assert sorted(await ordering_keys(world, world.matching)) == [("held", 1), ("known", 2)]
+    await act(world.api, world.subscriber, world.matching, "terminate")
+    assert await ordering_keys(world, world.matching) == []
+
+
+async def test_a_list_of_ordering_keys_goes_on_behind_what_is_hidden(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttle.list_active_keys, "__kwdefaults__", {"max_scanned": 0})
+    await change(world.api, world.subscriber, world.matching, ordered=True)
+    for number in range(5):
+        await world.publish(ordering_key=f"later {number}", delay_ms=3_600_000)
+    await world.publish(ordering_key="known")
+    assert await ordering_keys(world, world.matching) == [("known", 0)]
+    assert await ordering_keys(world, world.matching, "&parked=true") == []

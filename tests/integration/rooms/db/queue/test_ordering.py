@@ -355,11 +355,11 @@ async def test_keys_are_listed_with_what_parks_them(hall: Hall) -> None:
             )
     finally:
         await engine.dispose()
-    assert {(key.ordering_key, key.state, key.waiting) for key in keys} == {
+    assert {(key.ordering_key, key.state, key.waiting) for key in keys.found} == {
         ("k", State.SIDELINED, 2),
         ("other", State.QUEUED, 0),
     }
-    assert [key.ordering_key for key in parked] == ["k"]
+    assert [key.ordering_key for key in parked.found] == ["k"]
 
 
 async def test_publishes_of_many_keys_at_once_keep_the_order_of_commits(
