@@ -74,6 +74,16 @@ REPEATABLE = frozenset(
 )
 """Kinds that can be requested again and again, so that the open ones are bounded."""
 
+ENDS_A_BACKLOG = frozenset(
+    {
+        JobKind.DELETE_SUBSCRIPTION,
+        JobKind.TERMINATE_SUBSCRIPTION,
+        JobKind.CLEAR_SUBSCRIPTION,
+        JobKind.SKIP_TO_NOW,
+    }
+)
+"""Kinds that cancel what waits for a subscription, known to its subscriber or not."""
+
 INSTALLATION_WIDE = frozenset(
     {
         JobKind.RECOVER,

@@ -21,17 +21,30 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, RowMapping, cast, exists, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    Select,
+    and_,
+    cast,
+    exists,
+    false,
+    func,
+    insert,
+    not_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.bounded_lists import read_bounded
 from rooms.db.job_progress import START_RUN, JobRun, position_json
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
-from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, subscriptions
+from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, rooms, subscriptions
 from rooms.db.writer import PUBLISHER, LogWriter, session_name
 from rooms.domain.ids import JobId, OrganisationId, RoomId
-from rooms.domain.job import CANCELLABLE, INSTALLATION_WIDE, JobKind, JobState
+from rooms.domain.job import CANCELLABLE, ENDS_A_BACKLOG, INSTALLATION_WIDE, JobKind, JobState
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import ConflictError, NotFoundError
@@ -41,7 +54,9 @@ from rooms.errors import ConflictError, NotFoundError
 class JobRecord:
     """Describe a job.
 
-    `done` of `total` rows (None: not counted); `result`: counts by outcome, if it has any.
+    `done` of `total` rows (None: not counted); `result`: counts by outcome, if it has any. Of a job
+    that ends what waits for a subscription, the subscriber in another organisation's room sees
+    none of these: they would count what is hidden from it.
     """
 
     id: JobId
@@ -85,13 +100,25 @@ async def create_job(
     return _job((await connection.execute(statement)).mappings().one())
 
 
+_IS_OF_OWN_ROOM: Final = exists().where(
+    rooms.c.id == jobs.c.room_id, rooms.c.organisation_id == jobs.c.organisation_id
+)
+_HIDES_COUNTS: Final = and_(jobs.c.kind.in_(sorted(ENDS_A_BACKLOG)), not_(_IS_OF_OWN_ROOM))
+
+
+def _visible_jobs(principal: Principal) -> Select[Any]:
+    """Select the jobs that a principal may read, and whether their counts are hidden from it."""
+    hides_counts = false() if principal.has_scope(Scope.PLATFORM) else _HIDES_COUNTS
+    return select(jobs, hides_counts.label("hides_counts")).where(*_readable(principal))
+
+
 async def find_job(
     connection: AsyncConnection,
     principal: Principal,
     identity: JobId,
 ) -> JobRecord:
     """Return one job that the principal may read. NotFoundError."""
-    statement = select(jobs).where(jobs.c.id == identity, *_readable(principal))
+    statement = _visible_jobs(principal).where(jobs.c.id == identity)
     row = (await connection.execute(statement)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no job {identity}")
@@ -132,11 +159,9 @@ async def cancel_job(
             jobs.c.kind.in_(CANCELLABLE),
         )
         .values(state=JobState.CANCELLED.value, updated_at=func.now(), finished_at=func.now())
-        .returning(jobs)
+        .returning(jobs.c.id)
     )
-    row = (await connection.execute(statement)).mappings().one_or_none()
-    if row is not None:
-        return _job(row)
+    await connection.execute(statement)
     found = await find_job(connection, principal, identity)
     if found.state == JobState.CANCELLED:
         return found
@@ -162,7 +187,7 @@ async def list_jobs(
     And whether the list may go on, because it ended where the jobs have enough bytes. `kind`,
     `state` and `room` narrow the list.
     """
-    chosen = select(jobs).where(*_readable(principal)).order_by(jobs.c.id.desc())
+    chosen = _visible_jobs(principal).order_by(jobs.c.id.desc())
     for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state), (jobs.c.room_id, room)):
         if wanted is not None:
             chosen = chosen.where(column == wanted)
@@ -207,19 +232,20 @@ def _size_of(job: JobRecord) -> int:
 
 
 def _job(row: RowMapping) -> JobRecord:
+    hides_counts = row.get("hides_counts", False)
     return JobRecord(
         id=JobId(row["id"]),
         room_id=row["room_id"],
         kind=row["kind"],
         arguments=row["arguments"],
         state=row["state"],
-        done=row["done"],
-        total=row["total"],
+        done=0 if hides_counts else row["done"],
+        total=None if hides_counts else row["total"],
         error=row["error"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         finished_at=row["finished_at"],
-        result=row["result"],
+        result=None if hides_counts else row["result"],
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rooms.db.queries import scan_bound, throttle
-from rooms.domain.state_machine import Reason
+from rooms.domain.state_machine import Reason, Scope
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     Member,
@@ -261,3 +261,45 @@ async def test_a_list_of_ordering_keys_goes_on_behind_what_is_hidden(
     await world.publish(ordering_key="known")
     assert await ordering_keys(world, world.matching) == [("known", 0)]
     assert await ordering_keys(world, world.matching, "&parked=true") == []
+
+
+@pytest.mark.parametrize("how", ["clear", "skip-to-now", "terminate", "delete"])
+async def test_a_job_does_not_count_what_is_hidden(world: World, how: str) -> None:
+    api, subscriber = world.api, world.subscriber
+    for subscription in (world.matching, world.other):
+        await act(api, world.owner, subscription, "suspend")
+    await world.publish()
+    path = f"/subscriptions/{world.matching}"
+    if how == "delete":
+        answer = await api.call("DELETE", path, subscriber.key)
+    else:
+        confirm = "" if how == "terminate" else "?confirm=matching"
+        answer = await api.call("POST", f"{path}/{how}{confirm}", subscriber.key)
+    assert answer.status_code in {200, 202}, answer.text
+    ((job,),) = await api.sql(
+        "UPDATE jobs SET state = 'running', done = 7, total = 9, result = '{\"cancelled\": 7}'"
+        " WHERE organisation_id = %s RETURNING id::text",
+        subscriber.id,
+    )
+    listed = (await world.get("/jobs"))[1]["items"]
+    found = [(await world.get(f"/jobs/{job}"))[1], *listed]
+    if how in {"clear", "skip-to-now"}:
+        found.append((await api.call("POST", f"/jobs/{job}/cancel", subscriber.key)).json())
+    for shown in found:
+        assert (shown["done"], shown["total"], shown["result"]) == (0, None, None)
+    platform = [Scope.PLATFORM, Scope.ADMIN]
+    await api.sql(
+        "UPDATE api_keys SET scopes = %s WHERE organisation_id = %s", platform, subscriber.id
+    )
+    api.services.keys.forget()
+    assert (await world.get(f"/jobs/{job}"))[1]["done"] == 7, "the platform sees all usage"
+
+
+async def test_a_job_counts_in_an_own_room(world: World) -> None:
+    made = await subscribe(world.api, world.owner, world.room, "own")
+    path = f"/subscriptions/{made['id']}/clear?confirm=own"
+    answer = await world.api.call("POST", path, world.owner.key)
+    job = answer.json()["job_id"]
+    await world.api.sql("UPDATE jobs SET done = 7, total = 9, result = '{}' WHERE id = %s", job)
+    found = (await world.get(f"/jobs/{job}", world.owner))[1]
+    assert (found["done"], found["total"], found["result"]) == (7, 9, {})
