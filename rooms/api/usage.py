@@ -108,7 +108,8 @@ class UsageResponse(Struct, kw_only=True):
     those beyond the first 100 of an organisation in an hour. Fields that rows are not grouped by
     are null. `closed`: nothing is added any more. `deliveries` were made of messages or replays;
     `delivered` counts webhooks, acknowledged pulls, and hand-overs to native queues;
-    `failed_attempts` are part of the `attempts` at webhooks.
+    `failed_attempts` are part of the `attempts` at webhooks. In rooms of others, `deliveries`,
+    `expired` and `cancelled` leave out what was not attempted while not due or suspended.
     """
 
     start: datetime
@@ -347,7 +348,8 @@ class MinuteResponse(LatencyResponse, kw_only=True):
     """Count what happened in the minute that begins at `start`.
 
     `deliveries` were made; `delivered` counts webhooks, acknowledged pulls, and hand-overs to
-    native queues; `failed` counts calls that failed and leases that were returned or ran out.
+    native queues; `failed` counts calls that failed and leases that were returned or ran out. Of
+    subscriptions in rooms of others, what usage leaves out is left out here, for both sides.
     """
 
     start: datetime

@@ -58,6 +58,15 @@ COUNTERS: Final = (
     "purged",
 )
 """The names of the counts: columns of the table, and fields of the API."""
+KEPT_BACK: Final = {
+    "deliveries": "kept_deliveries",
+    "expired": "kept_expired",
+    "cancelled": "kept_cancelled",
+}
+"""Counts with a part that a subscriber in another organisation's room may not know of.
+
+By their columns with this part: what was not due or held by a suspension when it was counted.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,9 @@ A caller may name any application, so their number is bounded: an hour has `MAX_
 organisation, and what others do is counted as `OTHER_APPLICATIONS`. Whether one is new is looked up
 by the index of organisations; only then are those of the hour counted.
 
+What a subscriber in another organisation's room may not know of is counted apart, too: its filter
+was evaluated when the message was published, so a count of deliveries would show what it matched.
+
 The same statement adds what is recent to the counts by minute (`minutes`).
 """
 
@@ -32,9 +35,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
-from rooms.db.usage.minutes import BUCKET, MINUTE, activity_ctes
+from rooms.db.usage.minutes import BUCKET, IS_SERVED, MINUTE, activity_ctes
 from rooms.domain.ids import first_id
-from rooms.domain.usage import COUNTERS, MAX_APPLICATIONS, OTHER_APPLICATIONS
+from rooms.domain.usage import COUNTERS, KEPT_BACK, MAX_APPLICATIONS, OTHER_APPLICATIONS
 
 MAX_TRANSACTIONS: Final = 2000
 """Transactions that one statement counts: at most a second's work of a busy installation."""
@@ -42,9 +45,10 @@ DELETE_BATCH: Final = 5000
 _DELETED_ORGANISATION: Final = first_id(0)
 """Stands for an organisation that was deleted before its last rows were counted."""
 _XID: Final = "(xid::text::bigint)"
-_SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
-_ADDED: Final = ", ".join(f"{name} = u.{name} + excluded.{name}" for name in COUNTERS)
-_NAMES: Final = ", ".join(COUNTERS)
+_COLUMNS: Final = (*COUNTERS, *KEPT_BACK.values())
+_SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in _COLUMNS)
+_ADDED: Final = ", ".join(f"{name} = u.{name} + excluded.{name}" for name in _COLUMNS)
+_NAMES: Final = ", ".join(_COLUMNS)
 _MARK: Final = text("""
 SELECT m.system, (SELECT system_identifier::text FROM pg_control_system()) AS here, m.counted_xid,
     pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS settled_xid
@@ -98,6 +102,13 @@ _RECIPIENTS: Final = """CASE WHEN octet_length(enqueued) = 36 THEN substr(enqueu
         ) END"""
 
 
+# What was not due when it was published, and what ended without an attempt, which may have been
+# before it was due: a subscriber in another organisation's room may not know of it.
+_IS_UNSEEN: Final = """CASE WHEN kind IN ('cancelled', 'expired') THEN coalesce(attempt, 0) = 0
+            ELSE enqueued IS NOT NULL AND coalesce(delay_ms, 0) > 0 END"""
+_IS_GUEST: Final = "u.organisation_id <> r.organisation_id"
+
+
 def _count(condition: str) -> str:
     return f"coalesce(sum(n) FILTER (WHERE {condition}), 0)::int8"
 
@@ -109,15 +120,16 @@ WITH moved AS (
 ), groups AS MATERIALIZED (
     SELECT {MINUTE} AS minute, room_id, coalesce(event_type, '') AS event_type, subscription_id, kind, http_status IS NOT NULL AS answered,
         error_class IS NOT NULL AS failed, CASE WHEN kind IN ('attempted', 'delivered') THEN {BUCKET} END AS bucket,
-        {_NAME if named else "NULL::text"} AS name, {_RECIPIENTS} AS recipients, count(*) AS n, sum(payload_bytes) AS bytes
-    FROM log_entries l WHERE {rows} GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+        {_NAME if named else "NULL::text"} AS name, {_RECIPIENTS} AS recipients, {_IS_UNSEEN} AS unseen, count(*) AS n, sum(payload_bytes) AS bytes
+    FROM log_entries l WHERE {rows} GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
 ), published AS (
     SELECT date_trunc('hour', minute, 'UTC') AS hour, room_id, nullif(split_part(name, ':', 1), '')::uuid AS publisher_organisation_id, event_type,
         substr(name, strpos(name, ':') + 1) AS application, sum(n)::int8 AS messages, sum(bytes) AS bytes
     FROM groups WHERE kind = 'published' GROUP BY 1, 2, 3, 4, 5
 ), enqueued AS (
-    SELECT minute, room_id, event_type, substr(recipients, 16 * i - 15, 16) AS subscription, sum(n)::int8 AS n
-    FROM (SELECT minute, room_id, event_type, recipients, n, generate_series(1, octet_length(recipients) / 16) AS i FROM groups) e GROUP BY 1, 2, 3, 4
+    SELECT minute, room_id, event_type, substr(recipients, 16 * i - 15, 16) AS subscription, sum(n)::int8 AS n,
+        coalesce(sum(n) FILTER (WHERE unseen), 0)::int8 AS unseen
+    FROM (SELECT minute, room_id, event_type, recipients, n, unseen, generate_series(1, octet_length(recipients) / 16) AS i FROM groups) e GROUP BY 1, 2, 3, 4
 ), steps AS (
     SELECT minute, room_id, event_type, subscription_id,
         {_count("kind IN ('enqueued', 'replayed')")} AS deliveries,
@@ -126,19 +138,22 @@ WITH moved AS (
         {_count("kind IN ('delivered', 'pull_acked', 'handed_over')")} AS delivered,
         {_count("kind = 'sidelined'")} AS sidelined, {_count("kind = 'expired'")} AS expired,
         {_count("kind = 'cancelled'")} AS cancelled, {_count("kind = 'dropped'")} AS dropped,
-        {_count("kind = 'purged'")} AS purged, {_count("kind IN ('nacked', 'lease_ended')")} AS returned
+        {_count("kind = 'purged'")} AS purged, {_count("kind IN ('nacked', 'lease_ended')")} AS returned,
+        0::int8 AS unseen_deliveries, {_count("kind = 'expired' AND unseen")} AS unseen_expired, {_count("kind = 'cancelled' AND unseen")} AS unseen_cancelled
     FROM groups WHERE kind <> 'published' GROUP BY 1, 2, 3, 4
     UNION ALL
-    SELECT minute, room_id, event_type, encode(subscription, 'hex')::uuid, n, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM enqueued
+    SELECT minute, room_id, event_type, encode(subscription, 'hex')::uuid, n, 0, 0, 0, 0, 0, 0, 0, 0, 0, unseen, 0, 0 FROM enqueued
 ), parts AS (
     SELECT p.hour, p.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}') AS owner_id,
         coalesce(p.publisher_organisation_id, r.organisation_id, '{_DELETED_ORGANISATION}') AS organisation_id, p.event_type,
         coalesce(p.application, '') AS application, p.messages, coalesce(p.bytes, 0) AS bytes, 0 AS deliveries, 0 AS attempts, 0 AS failed_attempts, 0 AS delivered,
-        0 AS sidelined, 0 AS expired, 0 AS cancelled, 0 AS dropped, 0 AS purged
+        0 AS sidelined, 0 AS expired, 0 AS cancelled, 0 AS dropped, 0 AS purged, 0 AS kept_deliveries, 0 AS kept_expired, 0 AS kept_cancelled
     FROM published p LEFT JOIN rooms r ON r.id = p.room_id
     UNION ALL
     SELECT date_trunc('hour', s.minute, 'UTC'), s.room_id, coalesce(r.organisation_id, '{_DELETED_ORGANISATION}'), coalesce(u.organisation_id, '{_DELETED_ORGANISATION}'), s.event_type,
-        coalesce(u.application, ''), 0, 0, s.deliveries, s.attempts, s.failed_attempts, s.delivered, s.sidelined, s.expired, s.cancelled, s.dropped, s.purged
+        coalesce(u.application, ''), 0, 0, s.deliveries, s.attempts, s.failed_attempts, s.delivered, s.sidelined, s.expired, s.cancelled, s.dropped, s.purged,
+        CASE WHEN {_IS_GUEST} THEN CASE WHEN {IS_SERVED} THEN s.unseen_deliveries ELSE s.deliveries END ELSE 0 END,
+        CASE WHEN {_IS_GUEST} AND NOT {IS_SERVED} THEN s.unseen_expired ELSE 0 END, CASE WHEN {_IS_GUEST} THEN s.unseen_cancelled ELSE 0 END
     FROM steps s LEFT JOIN rooms r ON r.id = s.room_id
         LEFT JOIN subscriptions u ON u.room_id = s.room_id AND u.id = s.subscription_id
 ), counted AS MATERIALIZED (

@@ -2,6 +2,9 @@
 
 The rows are those that the count of usage reads anyway, so nothing that moves a message has a part
 in it, and each row of the log is counted once. What is older than `KEPT_MINUTES` is deleted.
+
+What a subscriber in another organisation's room may not know of is only counted for the
+installation.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -14,6 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
+from rooms.domain.state_machine import SERVED_STATUSES
 from rooms.domain.usage import BUCKETS, KEPT_MINUTES, MINUTE_COUNTERS, MINUTES, MinuteCounts
 
 INSTALLATION: Final = "00000000-0000-0000-0000-000000000000"
@@ -27,6 +31,11 @@ MINUTE: Final = "date_bin('1 minute', ts, 'epoch')"
 """SQL for the minute of a row of the log; `date_trunc` in a time zone costs four times as much."""
 BUCKET: Final = f"CASE WHEN latency_ms <= 1 THEN 0 WHEN latency_ms > 1 THEN least(ceil(2 * ln(latency_ms::float8) / ln(2::float8)), {BUCKETS - 1}) END::int4"
 """SQL for the bucket of a row's latency; NULL where it has none."""
+IS_SERVED: Final = f"u.status IN ({', '.join(map(repr, sorted(map(str, SERVED_STATUSES))))})"
+"""SQL for whether the subscription `u` gets what is published for it."""
+_IS_GUEST: Final = (
+    "u.organisation_id <> (SELECT r.organisation_id FROM rooms r WHERE r.id = u.room_id)"
+)
 _HISTOGRAM: Final = ", ".join(
     f"coalesce(sum(calls) FILTER (WHERE bucket = {bucket}), 0)::int4" for bucket in range(BUCKETS)
 )
@@ -43,16 +52,22 @@ def activity_ctes(steps: str, groups: str) -> str:
     """
     return f"""facts AS (
     SELECT minute, room_id, subscription_id, sum(deliveries) AS deliveries, sum(delivered) AS delivered,
-        sum(failed_attempts + returned) AS failed, sum(sidelined) AS sidelined, sum(expired) AS expired, NULL::int4 AS bucket, 0 AS calls
+        sum(failed_attempts + returned) AS failed, sum(sidelined) AS sidelined, sum(expired) AS expired,
+        sum(unseen_deliveries) AS unseen_deliveries, sum(unseen_expired) AS unseen_expired, NULL::int4 AS bucket, 0 AS calls
     FROM {steps} WHERE {_RECENT} AND subscription_id IS NOT NULL GROUP BY 1, 2, 3
     UNION ALL
-    SELECT minute, room_id, subscription_id, 0, 0, 0, 0, 0, bucket, sum(n)::int8 FROM {groups}
-    WHERE {_RECENT} AND subscription_id IS NOT NULL AND bucket IS NOT NULL GROUP BY 1, 2, 3, 9
+    SELECT minute, room_id, subscription_id, 0, 0, 0, 0, 0, 0, 0, bucket, sum(n)::int8 FROM {groups}
+    WHERE {_RECENT} AND subscription_id IS NOT NULL AND bucket IS NOT NULL GROUP BY 1, 2, 3, 11
 ), of_subjects AS (
-    SELECT f.*, x.subject
+    SELECT x.subject, f.minute, f.delivered, f.failed, f.sidelined, f.bucket, f.calls,
+        f.deliveries - CASE WHEN x.hides THEN CASE WHEN u.served THEN f.unseen_deliveries ELSE f.deliveries END ELSE 0 END AS deliveries,
+        f.expired - CASE WHEN x.hides AND NOT u.served THEN f.unseen_expired ELSE 0 END AS expired
     FROM facts f
-        JOIN LATERAL (SELECT u.organisation_id FROM subscriptions u WHERE u.room_id = f.room_id AND u.id = f.subscription_id LIMIT 1) u ON true
-        CROSS JOIN LATERAL (VALUES (f.subscription_id), (u.organisation_id), ('{INSTALLATION}'::uuid)) x (subject)
+        JOIN LATERAL (
+            SELECT u.organisation_id, {IS_SERVED} AS served, coalesce({_IS_GUEST}, false) AS guest
+            FROM subscriptions u WHERE u.room_id = f.room_id AND u.id = f.subscription_id LIMIT 1
+        ) u ON true
+        CROSS JOIN LATERAL (VALUES (f.subscription_id, u.guest), (u.organisation_id, u.guest), ('{INSTALLATION}'::uuid, false)) x (subject, hides)
 ), activity AS (
     INSERT INTO activity_minutes AS a (subject, minute, {_NAMES}, latencies)
     SELECT subject, minute, {_SUMS}, CASE WHEN sum(calls) = 0 THEN '{{}}' ELSE ARRAY[{_HISTOGRAM}] END

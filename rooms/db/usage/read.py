@@ -1,7 +1,8 @@
 """Read usage: sums by hour or day, organisation, room, event type and application.
 
 An organisation sees rows of what it published or received, in rooms of others, too, and every row
-of its own rooms. The platform sees all.
+of its own rooms. Of what it received in rooms of others it sees no count of what it may not know
+of. The platform sees all.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -16,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import OrganisationId, RoomId, first_id
 from rooms.domain.state_machine import ENDED_STATUSES
-from rooms.domain.usage import COUNTERS, UsageDimension, UsagePeriod, UsageRow
+from rooms.domain.usage import COUNTERS, KEPT_BACK, UsageDimension, UsagePeriod, UsageRow
 
 _ABSENT: Final[Mapping[UsageDimension, str]] = {
     UsageDimension.ORGANISATION: f"'{first_id(0)}'::uuid",
@@ -38,6 +39,14 @@ _STARTS: Final[Mapping[UsagePeriod, str]] = {
     UsagePeriod.DAY: "date_trunc('day', hour, 'UTC')",
 }
 _SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
+_ALL: Final = ", ".join(COUNTERS)
+_KNOWN: Final = ", ".join(
+    f"{name} - CASE WHEN owner_id = :whose THEN 0 ELSE {KEPT_BACK[name]} END AS {name}"
+    if name in KEPT_BACK
+    else name
+    for name in COUNTERS
+)
+_IS_EMPTY: Final = " + ".join(f"sum({name})" for name in COUNTERS) + " = 0"
 _NAMES: Final = ", ".join(f"g.{name}" for name in COUNTERS)
 _OWN: Final = " AND (organisation_id = :whose OR owner_id = :whose)"
 _OWN_ALONE: Final = " AND organisation_id = :whose"
@@ -215,10 +224,10 @@ def _sum_statement(query: UsageQuery, *, following: bool) -> Any:
             g.of_type AS event_type, g.of_application AS application, {_NAMES}
         FROM (
             SELECT start, of_organisation, of_room, of_type, of_application, {_SUMS} FROM (
-                SELECT {_STARTS[query.per]} AS start, {groups}, {", ".join(COUNTERS)} FROM usage_hours
+                SELECT {_STARTS[query.per]} AS start, {groups}, {_ALL if query.viewer is None else _KNOWN} FROM usage_hours
                 WHERE hour >= :since AND hour < :until{own}
             ) u{position}
-            GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5 LIMIT :limit
+            GROUP BY 1, 2, 3, 4, 5 HAVING NOT {_IS_EMPTY} ORDER BY 1, 2, 3, 4, 5 LIMIT :limit
         ) g LEFT JOIN organisations o ON o.id = g.of_organisation LEFT JOIN rooms r ON r.id = g.of_room AND NOT r.deleting
         ORDER BY 1, g.of_organisation, g.of_room, g.of_type, g.of_application
     """)  # noqa: S608 - constants of this package

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from delivery.maintenance.usage import count_usage
 from rooms.db.queries import scan_bound, throttle
 from rooms.domain.state_machine import Reason, Scope
 from tests.integration.rooms.api.conftest import Api
@@ -20,6 +21,7 @@ from tests.integration.rooms.api.members import (
     shared_room,
     subscribe,
 )
+from tests.support.log_rows import logging
 
 MATCHES, OTHER = "payload.rate < 5", "payload.rate > 5"
 Shown = dict[str, Any]
@@ -303,3 +305,55 @@ async def test_a_job_counts_in_an_own_room(world: World) -> None:
     await world.api.sql("UPDATE jobs SET done = 7, total = 9, result = '{}' WHERE id = %s", job)
     found = (await world.get(f"/jobs/{job}", world.owner))[1]
     assert (found["done"], found["total"], found["result"]) == (7, 9, {})
+
+
+async def counted(world: World, who: Member) -> tuple[int, int, int]:
+    """Return the deliveries, expired and cancelled ones that usage shows to an organisation."""
+    await count_usage(world.api.services.engine, lambda: True)
+    found = (await world.get("/usage?by=organisation,event_type", who))[1]["items"]
+    rows = [one for one in found if one["organisation_id"] == world.subscriber.id]
+    exported = await world.api.call("GET", "/usage/export?by=organisation", who.key)
+    assert (world.subscriber.id in exported.text) is bool(rows), "a row of zeros shows as much"
+    names = ("deliveries", "expired", "cancelled")
+    of_all = tuple(sum(row[name] for row in rows) for name in names)
+    return of_all[0], of_all[1], of_all[2]
+
+
+async def active(world: World, path: str, who: Member | None = None) -> tuple[int, int]:
+    """Return the deliveries and the expired ones of the last hour."""
+    found = (await world.get(f"{path}/activity", who))[1]["minutes"]
+    return sum(one["deliveries"] for one in found), sum(one["expired"] for one in found)
+
+
+async def test_usage_does_not_count_what_is_hidden(world: World) -> None:
+    owner, subscriber = world.owner, world.subscriber
+    at = f"/subscriptions/{world.matching}"
+    message = await world.publish(delay_ms=3_600_000)
+    await world.publish()
+    assert await counted(world, owner) == (2, 0, 0)
+    assert await counted(world, subscriber) == (1, 0, 0)
+    assert await active(world, at) == await active(world, "") == (1, 0)
+    answer = await world.api.call("DELETE", f"/messages/{message}", owner.key)
+    assert answer.status_code == 200, answer.text
+    assert await counted(world, owner) == (2, 0, 1)
+    assert await counted(world, subscriber) == (1, 0, 0)
+    for subscription in (world.matching, world.other):
+        await act(world.api, owner, subscription, "suspend")
+    for _ in range(3):
+        await world.publish()
+    with logging(world.api.url, 77) as log:
+        log.write(world.room, "expired", subscription=world.matching)
+        log.commit()
+    assert await counted(world, owner) == (5, 1, 1)
+    assert await counted(world, subscriber) == (1, 0, 0)
+    assert await active(world, at) == await active(world, "") == (1, 0)
+    assert await active(world, f"/subscriptions/{world.other}") == (0, 0)
+    await act(world.api, owner, world.matching, "reinstate")
+    with logging(world.api.url, 78) as log:
+        log.write(world.room, "expired", subscription=world.matching)
+        log.commit()
+    await world.publish()
+    assert await counted(world, subscriber) == (2, 1, 0)
+    assert await active(world, at) == await active(world, "") == (2, 1)
+    whole = await world.api.call("GET", f"/usage?organisation_id={subscriber.id}", "platform")
+    assert whole.json()["items"][0]["deliveries"] == 6
