@@ -143,7 +143,9 @@ class AgeResponse(Struct, kw_only=True):
 
     `outcome`: lost, stuck (far beyond its time), unknown, in_flight, held, waiting or sidelined.
     `oldest_since`: since when the oldest is so; one that waits: since it was due. Its age in
-    seconds is that at the end of the log. subscription_id is null where the log names none.
+    seconds is that at the end of the log. subscription_id is null where the log names none. In a
+    room of others, a subscriber sees what is lost, stuck, in_flight or sidelined; while it is
+    suspended the last two.
     """
 
     room_id: int
@@ -277,7 +279,10 @@ class RetryAdvicePage(AnalysisPage, kw_only=True):
 
 
 class RollupResponse(Struct, kw_only=True):
-    """Describe counts and percentiles (ms) of an `hour` or a `day`; null without values."""
+    """Describe counts and percentiles (ms) of an `hour` or a `day`; null without values.
+
+    For the subscriber in a room of others, `enqueued`, `held`, `expired` and `cancelled` are 0.
+    """
 
     hour: datetime | None = None
     day: date | None = None

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from delivery.analytics.findings.cells import network_of
 from delivery.analytics.results.reader import oldest_first
+from delivery.analytics.runs.tables import COUNTS
 from rooms.db.queries.analytics import AnalysisFinding, Owners
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 
@@ -29,6 +30,11 @@ _EVIDENCE: Final = ("inside", "outside", "divergence", "log_odds", "z")
 """Measures of a cause. Beside the failures of one organisation they give the totals of all."""
 MAX_NAMED: Final = 100
 """Subscriptions that an incident lists; a page of the API has 200 incidents."""
+_UNSEEN: Final = ("enqueued", "held", "expired", "cancelled")
+"""Counts of rollups with what a subscriber in a room of others may not know of."""
+_SENT: Final = frozenset({"in_flight", "sidelined"})
+_OVERDUE: Final = frozenset({*_SENT, "stuck", "lost"})
+"""Outcomes of open deliveries that such a subscriber may know of: while it is stopped, or not."""
 HOURS_KEPT: Final = timedelta(days=14)
 """Age limit of hourly rows in PostgreSQL; daily rows are all kept."""
 
@@ -155,7 +161,7 @@ def _owner_of_row(row: Row, owners: Owners) -> OrganisationId | None:
 def _age_findings(rows: Sequence[Row], owners: Owners) -> Iterator[AnalysisFinding]:
     for number, row in enumerate(oldest_first(rows)):
         owner = _owner_of_row(row, owners)
-        if owner is not None:
+        if owner is not None and _is_known_age(row, owners):
             subscription = row["subscription_id"]
             yield AnalysisFinding(
                 organisation=owner,
@@ -167,6 +173,13 @@ def _age_findings(rows: Sequence[Row], owners: Owners) -> Iterator[AnalysisFindi
                 ended=None,
                 body={**row, "oldest_since": _optional_text(row["oldest_since"])},
             )
+
+
+def _is_known_age(row: Row, owners: Owners) -> bool:
+    subscription = row["subscription_id"]
+    if subscription is None or not owners.is_guest(subscription):
+        return True
+    return row["outcome"] in (_SENT if subscription in owners.stopped else _OVERDUE)
 
 
 def _cofailure_findings(rows: Sequence[Row], owners: Owners) -> Iterator[AnalysisFinding]:
@@ -245,13 +258,21 @@ def _room_findings(
     at: str,
     length: timedelta,
 ) -> Iterator[AnalysisFinding]:
-    """Return the rows of single rooms and subscriptions, in their order."""
+    """Return the rows of single rooms and subscriptions, in their order.
+
+    A filter is evaluated when a message is published. So its subscriber in a room of others sees no
+    count of what it may not have yet, and no row with nothing else.
+    """
     for number, row in enumerate(rows):
         owner = _owner_of_row(row, owners)
         if owner is not None:
             began = _start_time(row[at])
             body = {**row, at: _iso_text(row[at])}
             subscription = row.get("subscription_id")
+            if subscription is not None and owners.is_guest(subscription):
+                body |= dict.fromkeys(_UNSEEN, 0)
+                if not any(body.get(name) for name in COUNTS):
+                    continue
             yield AnalysisFinding(
                 organisation=owner,
                 kind=kind,

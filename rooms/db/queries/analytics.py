@@ -22,14 +22,15 @@ from rooms.db.connection import CONNECTION_LOST, psycopg_url
 from rooms.db.queries.messages import event_type_conditions
 from rooms.db.session_settings import SERVER_TIMEOUTS, apply_settings
 from rooms.db.tables.usage import analysis_rows, analysis_runs
-from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
+from rooms.domain.state_machine import SERVED_STATUSES
 from rooms.errors import StorageUnavailableError
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(7233390)"
 _ROOM_OWNERS: Final = "SELECT id, organisation_id::text FROM rooms WHERE NOT deleting"
 _SUBSCRIBERS: Final = """
-SELECT s.id::text, s.organisation_id::text FROM subscriptions s JOIN rooms r ON r.id = s.room_id
+SELECT s.id::text, s.organisation_id::text, s.status FROM subscriptions s JOIN rooms r ON r.id = s.room_id
 WHERE NOT r.deleting
 """
 _ONE_SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
@@ -50,10 +51,14 @@ COPY analysis_rows (organisation_id, finding, number, run_id, rooms, subscriptio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """Hold the organisation of each room, and that of each subscription."""
+    """Hold the organisation of each room, and that of each subscription.
+
+    `stopped`: the subscriptions that are suspended or have ended.
+    """
 
     rooms: Mapping[RoomId, OrganisationId]
     subscribers: Mapping[SubscriptionId, OrganisationId] = field(default_factory=dict)
+    stopped: frozenset[SubscriptionId] = frozenset()
 
     def of_room(self, room: int) -> OrganisationId | None:
         """Return a room's owner; None: the room is gone."""
@@ -62,6 +67,10 @@ class Owners:
     def of_subscription(self, identity: str) -> OrganisationId | None:
         """Return the subscriber; None: the room is gone, or the subscription and its organisation."""
         return self.subscribers.get(SubscriptionId(identity))
+
+    def is_guest(self, identity: str) -> bool:
+        """Return whether a subscription is in a room of another organisation."""
+        return self.of_subscription(identity) != self.of_room(room_of(identity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +123,7 @@ def read_owners(url: str) -> Owners:
     try:
         with _connect(url) as connection, connection.transaction():
             connection.execute(_ONE_SNAPSHOT)
+            subscribers = connection.execute(_SUBSCRIBERS).fetchall()
             return Owners(
                 rooms={
                     RoomId(room): OrganisationId(owner)
@@ -121,8 +131,13 @@ def read_owners(url: str) -> Owners:
                 },
                 subscribers={
                     SubscriptionId(identity): OrganisationId(subscriber)
-                    for identity, subscriber in connection.execute(_SUBSCRIBERS)
+                    for identity, subscriber, _ in subscribers
                 },
+                stopped=frozenset(
+                    SubscriptionId(identity)
+                    for identity, _, status in subscribers
+                    if status not in SERVED_STATUSES
+                ),
             )
     except CONNECTION_LOST as exc:
         raise StorageUnavailableError(str(exc)) from exc

@@ -235,6 +235,44 @@ def test_ages_belong_to_the_subscriber_and_what_needs_a_decision_is_first() -> N
     assert {one.subscriptions for one in found} == {(), (A,), (guest,)}
 
 
+def test_a_guest_sees_no_counts_of_what_it_may_not_know_of() -> None:
+    """Its filter was evaluated when a message was published, which it may not have yet."""
+    guest, stopped = (_ids.generate(RoomId(1), at) for at in (2_000, 3_000))
+    owners = Owners(
+        rooms=ROOMS,
+        subscribers=SUBSCRIBERS | {SubscriptionId(one): THEIRS for one in (guest, stopped)},
+        stopped=frozenset({SubscriptionId(stopped), SubscriptionId(A)}),
+    )
+    unseen = {"enqueued": 4, "held": 3, "expired": 2, "cancelled": 1}
+    seen = {"published": 0, "attempts": 5, "delivered": 5}
+    ages = [
+        {
+            "room_id": 1, "subscription_id": subscription, "outcome": outcome, "deliveries": 2,
+            "oldest_since": NOON, "oldest_age_s": 5, "oldest_delivery_id": "d",
+        }
+        for subscription in (A, guest, stopped)
+        for outcome in ("waiting", "held", "stuck", "lost", "sidelined", "in_flight")
+    ]  # fmt: skip
+    tables = {
+        "ages": ages,
+        "rollups_hourly": [
+            {**rollup(1, "x"), **seen, **unseen, "subscription_id": A},
+            {**rollup(1, "x"), **seen, **unseen, "subscription_id": guest},
+            {**rollup(1, "y"), **unseen, "published": 0, "subscription_id": guest},
+        ],
+    }
+    found = found_in(tables, owners)
+    (own,) = of(found, OURS, "rollups_hourly")
+    assert {name: own[name] for name in unseen} == unseen
+    (theirs,) = of(found, THEIRS, "rollups_hourly")
+    assert {name: theirs[name] for name in unseen} == dict.fromkeys(unseen, 0)
+    assert {name: theirs[name] for name in seen} == seen
+    assert len(of(found, OURS, "ages")) == 6
+    shown = {(one["subscription_id"], one["outcome"]) for one in of(found, THEIRS, "ages")}
+    both = {(one, outcome) for one in (guest, stopped) for outcome in ("sidelined", "in_flight")}
+    assert shown == both | {(guest, "stuck"), (guest, "lost")}
+
+
 def test_pairs_across_organisations_and_deleted_rooms_are_hidden() -> None:
     pair = {"bad_both": 5, "q": 0.01, "phi": 0.9}
     pairs = [{"first_id": A, "second_id": C, **pair}, {"first_id": A, "second_id": GONE, **pair}]
