@@ -174,7 +174,8 @@ def check_may_give(
 ) -> None:
     """Raise ForbiddenError where a key would get what the caller's key lacks.
 
-    `columns`: all of the key's, as it will be. `ends_at`: the end of the caller's key.
+    `columns`: all of the key's, as it will be. `ends_at`: the end of the caller's key, or of the
+    text by which it acts.
     """
     for scope in columns["scopes"]:
         if not principal.has_scope(Scope(scope)):
@@ -194,7 +195,8 @@ def check_may_give(
     given_end = columns.get("expires_at")
     if ends_at is not None and (given_end is None or given_end > ends_at):
         raise ForbiddenError(
-            f"expires_at: this key ends at {ends_at.isoformat()}, and lets no other last longer"
+            f"expires_at: this key, or its text since a rotation, ends at {ends_at.isoformat()}, "
+            "and lets no other last longer"
         )
 
 

@@ -29,6 +29,7 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import api_keys as records
 from rooms.db.catalog.organisations import find_organisation
+from rooms.db.catalog.sessions import find_presented
 from rooms.db.connection import transaction
 from rooms.domain.ids import OrganisationId
 from rooms.domain.principal import Principal
@@ -80,9 +81,9 @@ async def create_key(
 ) -> Response[CreatedKey]:
     """Create a key and show its text.
 
-    403: it would have a scope that this key lacks, be less restricted, or last longer; `admin` has
-    all scopes but `platform`. 409: the organisation, or its application, has a client, or it has no
-    member id.
+    403: it would have a scope that this key lacks, be less restricted, or last longer than the key
+    or its text; `admin` has all scopes but `platform`. 409: the organisation, or its application,
+    has a client, or it has no member id.
     """
     async with change.transaction() as connection:
         made = await make_key(connection, services, principal, principal.organisation_id, data)
@@ -246,7 +247,8 @@ async def rotate_key(
 ) -> CreatedKey:
     """Give a key a new text, and show it; the old text is valid too for a day, or `overlap_s`.
 
-    A second rotation within that time ends the oldest text. 409: the key is revoked.
+    A second rotation within that time ends the oldest text. 403: this key has less, or ends before
+    it, as an old text does. 409: the key is revoked.
     """
     rotation = data or RotateKey()
     text = records.new_key(services.random)
@@ -298,9 +300,17 @@ async def find_own_key(connection: AsyncConnection, principal: Principal) -> rec
 async def _check_may_give(
     connection: AsyncConnection, principal: Principal, columns: Mapping[str, Any]
 ) -> None:
-    """Check what a key would get against all that the caller's key has. ForbiddenError."""
+    """Check what a key would get against all that the caller's key has, and against its text's end.
+
+    The text before a rotation must not keep itself alive: it may have been stolen. ForbiddenError;
+    UnauthenticatedError: the caller's key was revoked or rotated a moment ago.
+    """
     own = await find_own_key(connection, principal)
-    check_may_give(principal, columns, ends_at=None if own is None else own.expires_at)
+    ends_at = None
+    if own is not None:
+        presented = await find_presented(connection, principal)
+        ends_at = await records.find_text_end(connection, own.id, presented)
+    check_may_give(principal, columns, ends_at=ends_at)
 
 
 def _as_columns(key: records.ApiKey) -> dict[str, Any]:

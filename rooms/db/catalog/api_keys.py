@@ -19,7 +19,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy import RowMapping, and_, case, insert, or_, select, true, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
@@ -27,6 +27,7 @@ from sqlalchemy.sql import func
 from rooms.db.tables.organisations import api_keys
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.state_machine import Scope
+from rooms.errors import UnauthenticatedError
 
 KEY_PREFIX: Final = "rooms_"
 _KEY_BYTES: Final = 32
@@ -188,6 +189,32 @@ async def find_key(
         statement = statement.with_for_update()
     row = (await connection.execute(statement)).mappings().one_or_none()
     return None if row is None else key_from_row(row)
+
+
+async def find_text_end(
+    connection: AsyncConnection, identity: KeyId, presented: bytes | None
+) -> datetime | None:
+    """Return the end of a key by the text of this hash; None: it has none.
+
+    `presented` None: it acts by no text. The text before the last rotation ends with the overlap.
+    UnauthenticatedError: the key was revoked or has ended, or the text is none of its own.
+    """
+    previous_end = func.least(api_keys.c.expires_at, api_keys.c.previous_until)
+    is_previous = and_(
+        api_keys.c.previous_key_hash == presented, api_keys.c.previous_until > func.now()
+    )
+    is_present = true() if presented is None else api_keys.c.key_hash == presented
+    statement = select(case((is_present, api_keys.c.expires_at), else_=previous_end)).where(
+        api_keys.c.id == identity,
+        api_keys.c.revoked_at.is_(None),
+        or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()),
+        or_(is_present, is_previous),
+    )
+    row = (await connection.execute(statement)).one_or_none()
+    if row is None:
+        raise UnauthenticatedError("this key was revoked, rotated, or has ended")
+    end: datetime | None = row[0]
+    return end
 
 
 async def update_key(

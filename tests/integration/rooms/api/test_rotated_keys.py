@@ -82,3 +82,37 @@ async def test_a_second_rotation_ends_the_links_of_both_texts(api: Api) -> None:
     assert await follow(api, first) is None
     assert await follow(api, second) is not None
     assert await follow(api, await link_of(api, SIGN_IN, third)) is not None
+
+
+async def test_a_former_text_gives_nothing_that_outlasts_it(api: Api) -> None:
+    """Else the thief of a text keeps its key by rotating it, until the owner's text has ended."""
+    made = await api.made("/keys", ADMIN)
+    other = await api.made("/keys", ADMIN)
+    rotated = await rotate(api, made["id"], 600)
+    by_old = hash_key(made["key"].encode())
+    _, session = await begin(api, parent=made["id"], presented=by_old)
+    for text in (made["key"], session):
+        for key in (made, other):
+            answer = await api.call("POST", f"/keys/{key['id']}/rotate", text, json={})
+            assert answer.status_code == 403, answer.text
+            assert rotated["previous_until"][:19] in answer.json()["detail"]
+        answer = await api.call("POST", "/keys", text, json=ADMIN)
+        assert answer.status_code == 403, answer.text
+        until = {**ADMIN, "expires_at": rotated["previous_until"]}
+        await api.made("/keys", until, text)
+        answer = await api.call("PATCH", f"/keys/{made['id']}", text, json={"name": "mine"})
+        assert answer.status_code == 403, answer.text
+    again = await api.call("POST", f"/keys/{made['id']}/rotate", rotated["key"], json={})
+    assert again.status_code == 200, again.text
+    await api.made("/keys", ADMIN, again.json()["key"])
+
+
+async def test_a_text_that_was_replaced_gives_nothing(api: Api) -> None:
+    """A process may know a text for a second after a rotation without an overlap."""
+    made = await api.made("/keys", ADMIN)
+    await api.call("GET", "/whoami", made["key"])
+    await rotate(api, made["id"], 0)
+    for path in ("/keys", f"/keys/{made['id']}/rotate"):
+        body = ADMIN if path == "/keys" else {}
+        answer = await api.call("POST", path, made["key"], json=body)
+        assert answer.status_code in {401, 403}, answer.text
