@@ -68,3 +68,25 @@ async def test_a_long_queue_is_not_read(installation: Installation) -> None:
             assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < 100, top
     finally:
         await engine.dispose()
+
+
+async def test_leases_of_others_do_not_hide_what_a_holder_has(installation: Installation) -> None:
+    """In a shared room another organisation may have any number of leases."""
+    await installation.rows(
+        FILL_LEASES.replace("SELECT n,", f"SELECT {ROOM},"), current.MAX_LEASES_READ + 100
+    )
+    lease = current.LeaseId("ffffffff-0000-7000-8000-000000000001", 3)
+    await installation.rows(
+        "INSERT INTO leases (room_id, id, subscription_id, generation, until)"
+        " VALUES (%s, %s, %s, %s, now() + interval '1 h')",
+        ROOM, lease.delivery, SUBSCRIPTION, lease.generation,
+    )  # fmt: skip
+    room, engine = RoomId(ROOM), open_engine(installation.url, size=1)
+    try:
+        async with transaction(engine) as connection:
+            await current.hold(connection, room, lease, "key app")
+            assert await current.take_held(connection, room, SUBSCRIPTION, "other app") is None
+            assert await current.take_held(connection, room, SUBSCRIPTION, "key app") == lease
+            assert await current.take_held(connection, room, SUBSCRIPTION, "key app") is None
+    finally:
+        await engine.dispose()
