@@ -195,6 +195,12 @@ async def test_nothing_but_journal_and_usage_name_a_deleted_organisation(
     assert {"rooms", "subscriptions", "grants", "queues", "api_keys", "analysis_rows"} < set(
         await rows_naming(api, agency.id)
     )
+    # In its own room it knows of each delivery by the minute; elsewhere its suspension hides them.
+    own = f"/rooms/{agency.its_room}"
+    await api.made(f"{own}/subscriptions", {"name": "own", "type": "PULL"}, "agency")
+    message = {"event_type": "made", "payload": 1}
+    answer = await api.call("POST", f"{own}/messages", "agency", json=message)
+    assert answer.status_code == 202, answer.text
     job = await ask(api, agency)
     assert (await api.call("GET", "/whoami", "agency")).status_code in {200, 401}
     await maintenance.run()
