@@ -46,6 +46,8 @@ _OVERHEAD_BYTES: Final = 1024
 """A request takes about so many bytes beside payloads, and so does each message or delivery."""
 _MAX_ROUNDS: Final = 8
 _MAX_REFUSALS: Final = 3
+_NEARLY_ALL: Final = 0.75
+"""The part of the expected requests for which a wait was not in vain."""
 _PER_MISS: Final = 2
 """A wait in vain counts as much as two that were not."""
 _MAX_MISSES: Final = 5
@@ -274,7 +276,7 @@ class GroupCommitter:
         timer = self._loop.call_later(left_s, self._group_ready.set)
         await self._group_ready.wait()
         timer.cancel()
-        if self._waiting_count >= self._expected:
+        if self._waiting_count >= _NEARLY_ALL * self._expected:
             self._misses = max(0, self._misses - 1)
         else:
             self._to_skip = 2**self._misses - 1
