@@ -206,6 +206,8 @@ class StaleCopyDrain:
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._timers: dict[PullTarget, asyncio.TimerHandle] = {}
+        self._in_line: set[PullTarget] = set()
+        """Queues that wait for their organisation's turn."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: WeakValueDictionary[OrganisationId, asyncio.Lock] = WeakValueDictionary()
 
@@ -216,7 +218,7 @@ class StaleCopyDrain:
 
     def schedule(self, key: PullTarget) -> None:
         """Drain this queue after a while, because it has outdated copies."""
-        if key not in self._timers:
+        if key not in self._timers and key not in self._in_line:
             self._timers[key] = self._loop.call_later(DRAIN_DELAY_S, self._begin, key)
 
     async def close(self) -> None:
@@ -246,6 +248,7 @@ class StaleCopyDrain:
 
     def _begin(self, key: PullTarget) -> None:
         del self._timers[key]
+        self._in_line.add(key)
         task = asyncio.create_task(self._drain_and_report(key))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -255,6 +258,7 @@ class StaleCopyDrain:
         turn = self._turns.setdefault(key.organisation, asyncio.Lock())
         try:
             async with turn:
+                self._in_line.discard(key)  # copies that come from now on need another drain
                 await self.drain_once(key)
         except RoomsError as exc:
             OUTAGES.record_failure(exc, _DRAIN_OUTAGE)

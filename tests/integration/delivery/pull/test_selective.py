@@ -1,5 +1,6 @@
 """Test what leases by selector leave in a broker: outdated copies, and who drains them when."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Self
 
@@ -96,3 +97,35 @@ async def test_an_organisation_drains_one_queue_at_a_time(
         assert len(await counter.pull(queue=queue, selector={"payload": {"n": "1"}})) == 1
     await until(lambda: len(broker.settled) == len(queues))
     assert broker.most_at_once == 1
+
+
+async def test_a_queue_that_waits_for_its_turn_waits_once(
+    counter: Counter, broker: CountingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases by selector leave copies faster than one queue after another is drained.
+
+    Oracle: what waits does not grow; copies that come during a drain are drained after it.
+    """
+    first, second = (
+        PullTarget(counter.room, queue, counter.house.principal.organisation_id)
+        for queue in (counter.queue, counter.house.subscription(counter.room, "PULL"))
+    )
+    async with LogWriter(counter.house.url, kind="puller") as writer:
+        drain, drained, go_on = StaleCopyDrain(broker, writer), list[PullTarget](), asyncio.Event()
+
+        async def drain_once(key: PullTarget) -> int:
+            drained.append(key)
+            await go_on.wait()
+            return 0
+
+        monkeypatch.setattr(drain, "drain_once", drain_once)
+        drain.schedule(first)
+        await until(lambda: drained == [first])
+        for _ in range(5):
+            for key in (first, second):
+                drain.schedule(key)
+            await asyncio.sleep(2 * selective.DRAIN_DELAY_S)
+        go_on.set()
+        await until(lambda: not drain.is_busy)
+        assert (drained.count(first), drained.count(second)) == (2, 1)
+        await drain.close()
