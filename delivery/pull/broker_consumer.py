@@ -14,7 +14,8 @@ closed one is replaced.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+import math
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -31,6 +32,8 @@ IDLE_TIMEOUT_S: Final = 1.0
 """The time for which a consumer that holds nothing stays open for the next poll."""
 MAX_RELEASE_DELAY_S: Final = 1.0
 """The longest time until copies that are not due yet are checked again; that may change."""
+AWAIT_COPIES_S: Final = 1.0
+"""The time after opening in which copies that are known to wait may still come."""
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -63,11 +66,11 @@ class BrokerConsumer:
         *,
         credit: int,
         expected: int,
-        after: "asyncio.Task[None] | None",
+        after: "Collection[asyncio.Task[None]]",
     ) -> None:
         """Open a consumer that has `credit` and is not entered yet.
 
-        `expected` copies wait in its queue. It is entered when `after` has ended.
+        `expected` copies wait in its queue. It is entered when all of `after` have ended.
         """
         self.key = key
         self.credit = credit
@@ -76,6 +79,7 @@ class BrokerConsumer:
         self._consumer = consumer
         self._owner = owner
         self._expected = expected
+        self._await_until = math.inf
         self._copies: list[DeliveryTask] = []
         self._taken_count = 0
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -94,6 +98,12 @@ class BrokerConsumer:
     def holds_copies(self) -> bool:
         """Return whether copies are here that are not settled, taken or not."""
         return bool(self._copies or self._taken_count)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it holds nothing, and nothing is known to be on its way to it."""
+        awaits = self._expected and asyncio.get_running_loop().time() < self._await_until
+        return not (self.holds_copies or awaits)
 
     def take(self, max_copies: int, max_bytes: int) -> list[DeliveryTask]:
         """Return up to so many copies, the highest priority first; at least one, however large."""
@@ -173,11 +183,12 @@ class BrokerConsumer:
         self._sends.add(task)
         task.add_done_callback(self._sends.discard)
 
-    async def _run(self, after: "asyncio.Task[None] | None") -> None:
+    async def _run(self, after: "Collection[asyncio.Task[None]]") -> None:
         try:
-            if after is not None:
-                await asyncio.wait({after}, timeout=_CLOSE_TIMEOUT_S)
+            if after:
+                await asyncio.wait(after, timeout=_CLOSE_TIMEOUT_S)
             async with self._consumer:
+                self._await_until = asyncio.get_running_loop().time() + AWAIT_COPIES_S
                 try:
                     await self._receive()
                 finally:

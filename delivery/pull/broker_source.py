@@ -358,20 +358,20 @@ class BrokerSource:
         if current is not None:
             current.close()
             self.on_end(current)
+        ending = [self._closing[key]] if key in self._closing else []
         if self._consumers.is_full(key.organisation):
             # Where nothing is due there is nothing to receive: it is opened when something is.
             idle = self._consumers.find_idle(key.organisation) if expected else None
             if idle is None:
                 return
-            self._close_consumer(idle.key)
+            idle.give_back()  # what its polls expect goes on, or they would not be notified
+            ending.append(idle.task)
         credit = max(
             MIN_CREDIT, 1 << (request.max_messages - 1).bit_length()
         )  # polls that join one by one seldom outgrow it
         consumer = self._broker.consume(credit=credit, subscription=key.subscription)
         self._consumers.add(
-            BrokerConsumer(
-                key, consumer, self, credit=credit, expected=expected, after=self._closing.get(key)
-            )
+            BrokerConsumer(key, consumer, self, credit=credit, expected=expected, after=ending)
         )
 
     def _close_consumer(self, key: PullTarget) -> None:

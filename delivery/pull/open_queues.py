@@ -1,8 +1,9 @@
 """Bound the queues of an external broker that a process has open, since each is a connection.
 
 An organisation that has its share, or the one with the most where the process has all, gives up a
-queue that holds nothing for the next one: the one from which nothing came for longest. Its polls go
-on waiting. They are notified when something is due, and their queue is opened again then.
+queue that holds and awaits nothing for the next one: the one from which nothing came for longest.
+The next one is opened when that one has closed. Its polls go on waiting. They are notified when
+something is due, and their queue is opened again then.
 """
 
 from collections.abc import Iterator
@@ -72,4 +73,4 @@ class OpenQueues:
         if len(own) < self._most_of_one:
             own = max(self._by_organisation.values(), key=len, default=own)
         consumers = (self._consumers[key] for key in own)
-        return next((consumer for consumer in consumers if not consumer.holds_copies), None)
+        return next((consumer for consumer in consumers if consumer.is_idle), None)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 import pytest
@@ -23,7 +23,7 @@ from rooms.errors import (
     StorageRefusedError,
     StorageUnavailableError,
 )
-from tests.support.fake_broker import MemoryBroker
+from tests.support.fake_broker import MemoryBroker, MemoryConsumer
 from tests.support.pull_service import Counter, open_counter, until
 
 LONG_MS = 25_000
@@ -585,3 +585,84 @@ async def test_an_organisation_with_many_waiting_polls_has_few_queues_open(
         await counter.puller.end_polls()
         assert [await poll for poll in polls] == [[]] * len(queues)
         assert 1 <= most <= 2
+
+
+class SlowConsumer(MemoryConsumer):
+    """Open and close slowly."""
+
+    async def __aenter__(self) -> Self:
+        broker = self._broker
+        assert isinstance(broker, SlowBroker)
+        broker.connected += 1
+        broker.most_connected = max(broker.most_connected, broker.connected)
+        try:
+            await asyncio.sleep(broker.delay_s)
+        except asyncio.CancelledError:
+            broker.connected -= 1
+            broker.given_up += 1
+            raise
+        return await super().__aenter__()
+
+    async def __aexit__(self, *exc: object) -> None:
+        broker = self._broker
+        assert isinstance(broker, SlowBroker)
+        await super().__aexit__(*exc)
+        await asyncio.sleep(broker.delay_s)
+        broker.connected -= 1
+
+
+class SlowBroker(MemoryBroker):
+    """Count the connections of its consumers, and those that were given up before they were made."""
+
+    delay_s = 0.1
+    connected = 0
+    most_connected = 0
+    given_up = 0
+
+    def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> MemoryConsumer:
+        """Consume a queue."""
+        return SlowConsumer(self, subscription, credit)
+
+
+async def test_queues_that_share_one_place_wait_for_each_other(database: str) -> None:
+    """Each has a message, and the broker is slower than the polls that look again for theirs.
+
+    Oracle: no queue is given up before it brought its message, and no connection is made before the
+    former one has ended.
+    """
+    broker = SlowBroker()
+    async with open_counter(database, broker=broker, max_open_queues=2) as counter:
+        queues = [
+            counter.queue,
+            *(counter.house.subscription(counter.room, "PULL") for _ in range(3)),
+        ]
+        await counter.publish("due")
+        polls = [waiting(counter, queue=queue) for queue in queues]
+        async with asyncio.timeout(LONG_MS / 2000):
+            for poll in polls:
+                assert [message["payload"] for message in await poll] == ["due"]
+        assert not broker.given_up
+        assert broker.most_connected == 1
+
+
+async def test_a_poll_whose_queue_has_no_place_ends_in_time(
+    database: str, broker: MemoryBroker
+) -> None:
+    """Two polls that do not wait share one place, while the broker opens no queue.
+
+    What was due is not due any more, so no check finds their queues.
+    """
+    async with open_counter(database, broker=broker, max_open_queues=2) as counter:
+        other = counter.house.subscription(counter.room, "PULL")
+        await counter.publish("due")
+        broker.freeze()
+        try:
+            polls = [waiting(counter, queue=queue, wait_ms=0) for queue in (counter.queue, other)]
+            source = counter.puller._source
+            assert isinstance(source, BrokerSource)
+            await until(lambda: bool(source._expected_deliveries))
+            counter.house.run("UPDATE outbox SET due_at = now() + interval '1 hour'")
+            async with asyncio.timeout(LONG_MS / 2000):
+                assert [await poll for poll in polls] == [[], []]
+        finally:
+            broker.thaw()

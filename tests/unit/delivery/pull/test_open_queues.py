@@ -14,14 +14,14 @@ from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 @dataclass(eq=False)
 class FakeConsumer:
     key: PullTarget
-    holds_copies: bool = False
+    is_idle: bool = True
 
 
 def add(
-    queues: OpenQueues, organisation: str, name: str, *, holds_copies: bool = False
+    queues: OpenQueues, organisation: str, name: str, *, is_idle: bool = True
 ) -> BrokerConsumer:
     key = PullTarget(RoomId(1), SubscriptionId(name), OrganisationId(organisation))
-    consumer = cast("BrokerConsumer", FakeConsumer(key, holds_copies))
+    consumer = cast("BrokerConsumer", FakeConsumer(key, is_idle))
     queues.add(consumer)
     return consumer
 
@@ -35,7 +35,7 @@ ONE, OTHER = OrganisationId("one"), OrganisationId("other")
 
 
 def test_an_organisation_has_half_and_gives_up_its_own(queues: OpenQueues) -> None:
-    _, second, third = (add(queues, ONE, name, holds_copies=name == "a") for name in "abc")
+    _, second, third = (add(queues, ONE, name, is_idle=name != "a") for name in "abc")
     assert queues.is_full(ONE)
     assert not queues.is_full(OTHER)
     assert queues.find_idle(ONE) is second
@@ -43,9 +43,9 @@ def test_an_organisation_has_half_and_gives_up_its_own(queues: OpenQueues) -> No
     assert queues.find_idle(ONE) is third
 
 
-def test_a_queue_that_holds_copies_is_not_given_up(queues: OpenQueues) -> None:
+def test_a_queue_that_is_not_idle_is_not_given_up(queues: OpenQueues) -> None:
     for name in "abc":
-        add(queues, ONE, name, holds_copies=True)
+        add(queues, ONE, name, is_idle=False)
     assert queues.find_idle(ONE) is None
 
 
