@@ -149,14 +149,14 @@ class _AfterCommit:
         self._write_check.committed()
         now_s, count, push_count = self._clock.monotonic(), 0, 0
         latencies_s: list[float] = []
-        queued: set[SubscriptionId] = set()
+        queued: dict[SubscriptionId, int] = {}
         for rows in group:
             count += len(rows.messages)
             latencies_s.append(now_s - rows.started_s)
             if rows.has_push:
                 push_count += rows.row_count - len(rows.messages)
-            if rows.pull_subscriptions:
-                queued |= rows.pull_subscriptions
+            for subscription in rows.pull_subscriptions:
+                queued[subscription] = queued.get(subscription, 0) + len(rows.messages)
             for wait_ms, pulls in rows.due_soon:
                 # An external broker gets its message now, and hands it out when it is due.
                 delay_s = 0 if self._uses_relay else wait_ms / 1000
@@ -164,8 +164,8 @@ class _AfterCommit:
         self._publish_metrics.count_accepted(count, latencies_s)
         if push_count:
             self._notifier.notify_queued(count=push_count)
-        for subscription in queued:
-            self._notifier.notify_queued(subscription, count=count)
+        for subscription, own_count in queued.items():
+            self._notifier.notify_queued(subscription, count=own_count)
 
     def _notify_pulls(self, subscriptions: frozenset[SubscriptionId]) -> None:
         for subscription in subscriptions:
