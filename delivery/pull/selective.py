@@ -52,6 +52,8 @@ QUIET_S: Final = 0.5
 """The silence after which all copies have come."""
 DRAIN_MAX_S: Final = 2.0
 """The longest time for which copies that can be leased are withheld from other consumers."""
+MAX_DRAINS: Final = 8
+"""The most queues that are drained at a time, of all organisations: each is a connection."""
 
 
 class ScanCursor:
@@ -199,7 +201,7 @@ def _as_copy(key: PullTarget, found: ScannedMessage) -> DeliveryTask:
 
 
 class StaleCopyDrain:
-    """Drain outdated copies from queues, those of one organisation one after another."""
+    """Drain outdated copies from queues, few at a time, of one organisation one after another."""
 
     def __init__(self, broker: Broker, writer: LogWriter) -> None:
         self._broker = broker
@@ -210,6 +212,7 @@ class StaleCopyDrain:
         """Queues that wait for their organisation's turn."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: WeakValueDictionary[OrganisationId, asyncio.Lock] = WeakValueDictionary()
+        self._slots = asyncio.Semaphore(MAX_DRAINS)
 
     @property
     def is_busy(self) -> bool:
@@ -257,7 +260,7 @@ class StaleCopyDrain:
         # Each drain is a connection to the broker, and withholds copies from other consumers.
         turn = self._turns.setdefault(key.organisation, asyncio.Lock())
         try:
-            async with turn:
+            async with turn, self._slots:
                 self._in_line.discard(key)  # copies that come from now on need another drain
                 await self.drain_once(key)
         except RoomsError as exc:

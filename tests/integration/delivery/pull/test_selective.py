@@ -10,7 +10,7 @@ from delivery.pull import selective
 from delivery.pull.selective import StaleCopyDrain
 from delivery.pull.target import PullTarget
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.outages import OUTAGES
 from tests.support.fake_broker import MemoryBroker, MemoryConsumer
 from tests.support.pull_service import Counter, open_counter, until
@@ -129,3 +129,32 @@ async def test_a_queue_that_waits_for_its_turn_waits_once(
         await until(lambda: not drain.is_busy)
         assert (drained.count(first), drained.count(second)) == (2, 1)
         await drain.close()
+
+
+async def test_few_queues_are_drained_at_a_time_however_many_organisations_have_some(
+    counter: Counter, broker: CountingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each drain is a connection to the broker, and a file of this process."""
+    keys = [
+        PullTarget(counter.room, counter.queue, OrganisationId(str(number))) for number in range(20)
+    ]
+    async with LogWriter(counter.house.url, kind="puller") as writer:
+        drain, drained = StaleCopyDrain(broker, writer), list[PullTarget]()
+        at_once = most_at_once = 0
+
+        async def drain_once(key: PullTarget) -> int:
+            nonlocal at_once, most_at_once
+            at_once += 1
+            most_at_once = max(most_at_once, at_once)
+            await asyncio.sleep(0.01)
+            at_once -= 1
+            drained.append(key)
+            return 0
+
+        monkeypatch.setattr(drain, "drain_once", drain_once)
+        for key in keys:
+            drain.schedule(key)
+        await until(lambda: not drain.is_busy)
+        await drain.close()
+    assert set(drained) == set(keys)
+    assert most_at_once <= selective.MAX_DRAINS
