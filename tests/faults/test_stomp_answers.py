@@ -5,8 +5,10 @@ ever.
 """
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -202,3 +204,49 @@ async def test_queues_that_are_slow_to_open_delay_nothing_else() -> None:
         async with broker.consume(credit=1, subscription=subscriptions[0]):
             pass
         assert scripted.greeted == 2
+
+
+async def test_pulls_that_left_a_broker_that_hangs_leave_nothing() -> None:
+    """While the broker greets no client, pulls come and leave in great numbers.
+
+    Oracle: what waits for a thread does not grow with those that have left.
+    """
+    scripted = Scripted()
+    subscription = Maker().subscription()
+    async with talking(scripted, "heartbeat_ms=30000&connect_timeout_ms=5000") as broker:
+
+        async def consume() -> None:
+            async with broker.consume(credit=1, subscription=subscription):
+                pass
+
+        scripted.hangs = True
+        for _ in range(20):
+            opening = [asyncio.create_task(consume()) for _ in range(50)]
+            await asyncio.sleep(0)
+            for task in opening:
+                task.cancel()
+            await asyncio.wait(opening)
+            assert all(task.cancelled() for task in opening)
+        waiting = [one for one in gc.get_objects() if isinstance(one, Future)]
+        assert len(waiting) < 100
+
+
+async def test_a_pull_that_waits_for_a_thread_fails_when_the_broker_is_closed() -> None:
+    """It was not cancelled itself, so it must not look as if."""
+    scripted = Scripted()
+    maker = Maker()
+    async with talking(scripted, "heartbeat_ms=30000&connect_timeout_ms=500") as broker:
+
+        async def consume() -> None:
+            async with broker.consume(credit=1, subscription=maker.subscription()):
+                pass
+
+        scripted.hangs = True
+        opening = [asyncio.create_task(consume()) for _ in range(30)]
+
+        async def hanging() -> bool:
+            return scripted.hung >= 4
+
+        await until(hanging, "pulls that get no greeting")
+    await asyncio.wait(opening)
+    assert all(isinstance(task.exception(), BrokerUnavailableError) for task in opening)

@@ -8,6 +8,7 @@
     frames.py           STOMP 1.2 frames as bytes
     connection.py       a socket to a broker that answers, with TLS and login, and a connection as
                         the event loop sees it
+    openers.py          the threads that open connections
     io_thread.py        the thread that reads and writes all connections
     wakeup.py           how other threads wake that thread
 

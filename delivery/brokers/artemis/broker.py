@@ -16,7 +16,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -24,8 +23,6 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from delivery.brokers.artemis.connection import (
     BrokerConnection,
     ConnectionEndedError,
-    OpenedSocket,
-    handshake,
 )
 from delivery.brokers.artemis.consumer import ArtemisConsumer
 from delivery.brokers.artemis.frames import FastDecode, ProtocolError
@@ -38,6 +35,7 @@ from delivery.brokers.artemis.message_format import (
     destination_headers,
     encode_copy,
 )
+from delivery.brokers.artemis.openers import Openers
 from delivery.brokers.artemis.users import ArtemisUsers
 from rooms.backend_urls import parse_stomp_url
 from rooms.domain.delivery_task import DeliveryTask
@@ -87,8 +85,8 @@ class ArtemisBroker:
         self._queue_names: Final = QueueNames(farm, client)
         self._timeout_s: Final = self._url.receipt_timeout_ms / 1000
         self._io_thread = SocketThread("rooms broker")
-        self._openers = ThreadPoolExecutor(_OPENERS, "rooms broker opener")
-        self._queue_openers = ThreadPoolExecutor(_QUEUE_OPENERS, "rooms queue opener")
+        self._openers = Openers(_OPENERS, "rooms broker opener")
+        self._queue_openers = Openers(_QUEUE_OPENERS, "rooms queue opener")
         self._decoders: Final = {kind: CopyDecoder(kind) for kind in SubscriptionType}
         self._management = ManagementClient(
             reply_address=self._queue_names.reply_address, timeout_s=self._timeout_s
@@ -119,7 +117,7 @@ class ArtemisBroker:
                 await self._send_connection.disconnect()
             self._management.close()
         for openers in (self._openers, self._queue_openers):
-            openers.shutdown(wait=False, cancel_futures=True)
+            openers.close()
         await asyncio.to_thread(self._io_thread.stop)
 
     async def create_queues(self, subscriptions: Sequence[SubscriptionId]) -> None:
@@ -394,17 +392,12 @@ class ArtemisBroker:
         on_end: Callable[[], None] | None = None,
         fast_decode: FastDecode[Any] | None = None,
         *,
-        openers: ThreadPoolExecutor | None = None,
+        openers: Openers | None = None,
     ) -> BrokerConnection:
         if not self._is_open:
             raise BrokerUnavailableError("this adapter is closed")
-        opening = (openers or self._openers).submit(handshake, self._url, fast_decode)
         try:
-            opened = await asyncio.wrap_future(opening)
-        except asyncio.CancelledError:
-            opening.cancel()  # if its turn has not come, it never connects
-            opening.add_done_callback(_close_unused)
-            raise
+            opened = await (openers or self._openers).open(self._url, fast_decode)
         except (OSError, ProtocolError, ValueError) as exc:
             raise BrokerUnavailableError(f"the broker cannot be reached: {exc}") from exc
         connection = BrokerConnection(
@@ -435,11 +428,6 @@ class ArtemisBroker:
 
 async def _no_operation(_management: ManagementClient) -> None:
     """Do nothing; the caller only needs the queues to be there."""
-
-
-def _close_unused(opening: "Future[OpenedSocket]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().connection.close()
 
 
 def _has_receipt(receipt: "asyncio.Future[None]") -> bool:
