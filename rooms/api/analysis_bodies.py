@@ -33,7 +33,8 @@ class RootCauseResponse(Struct, kw_only=True):
 
     `divergence` (nats) orders the values: how much more the failures have it than other attempts
     of the same minutes. `log_odds` compares the two shares; `z` measures how sure that is. All are
-    null in a shared incident, as they would give the totals of other organisations.
+    null in a shared incident, as they would give the totals of other organisations. Beside other
+    organisations all but `inside` are null in every incident, as they count their attempts.
     """
 
     attribute: str

@@ -26,7 +26,9 @@ _SHARED_ATTRIBUTES: Final = frozenset({"error_class", "http_status"})
 _INCIDENT_TIMES: Final = ("began", "began_from", "began_to", "ended", "ended_from", "ended_to")
 _INCIDENT_TOTALS: Final = ("failures", "attempts", "late", "sidelined", "earlier")
 """Totals of all subscriptions of an incident."""
-_EVIDENCE: Final = ("inside", "outside", "divergence", "log_odds", "z")
+_CONTRAST: Final = ("outside", "divergence", "log_odds", "z")
+"""Measures of a cause that count the other attempts of its minutes, of all organisations."""
+_EVIDENCE: Final = ("inside", *_CONTRAST)
 """Measures of a cause. Beside the failures of one organisation they give the totals of all."""
 MAX_NAMED: Final = 100
 """Subscriptions that an incident lists; a page of the API has 200 incidents."""
@@ -80,6 +82,7 @@ def _incident_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFindi
     rows = sorted(tables.rows("incidents"), key=lambda row: row["began"])
     # Each organisation counts its own: gaps in a common number would show those of others.
     ordinals: Counter[OrganisationId] = Counter()
+    of_own = () if len(owners.organisations()) == 1 else _CONTRAST
     for number, row in zip(reversed(range(len(rows))), rows, strict=True):
         by_owner: dict[OrganisationId, list[str]] = {}
         for subscription in row["subscriptions"]:
@@ -91,6 +94,7 @@ def _incident_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFindi
             # A shared incident shows an organisation no attribute that is not its own.
             exclusive = len(subscriptions) == len(row["subscriptions"])
             own = known.get(owner, set())
+            hidden = of_own if exclusive else _EVIDENCE
             body = {
                 "incident": ordinals[owner],
                 "kind": row["kind"],
@@ -101,7 +105,7 @@ def _incident_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFindi
                 "shared": not exclusive,
                 **{name: row[name] if exclusive else None for name in _INCIDENT_TOTALS},
                 "causes": [
-                    dict(cause) if exclusive else {**cause, **dict.fromkeys(_EVIDENCE)}
+                    {**cause, **dict.fromkeys(hidden)}
                     for cause in row["causes"] or ()
                     if exclusive or _is_own(cause, own)
                 ],

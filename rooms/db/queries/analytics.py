@@ -72,6 +72,10 @@ class Owners:
         """Return whether a subscription is in a room of another organisation."""
         return self.of_subscription(identity) != self.of_room(room_of(identity))
 
+    def organisations(self) -> frozenset[OrganisationId]:
+        """Return the organisations that have rooms or subscriptions."""
+        return frozenset(self.rooms.values()) | frozenset(self.subscribers.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisFinding:

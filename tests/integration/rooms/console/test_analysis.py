@@ -124,6 +124,22 @@ async def test_a_shared_incident_has_its_cause_without_shares_and_counts_all(
     assert "5021 subscriptions failed together" in (await browser.get("/console")).text
 
 
+async def test_beside_other_organisations_a_cause_has_its_share_of_the_failures(
+    browser: Browser, things: dict[str, Any]
+) -> None:
+    api = browser.api
+    owner = OrganisationId((await api.call("GET", "/whoami")).json()["organisation"]["id"])
+    one = incident(owner, 0, things["room"], things["crm"])
+    nothing = dict.fromkeys(("outside", "divergence", "log_odds", "z"))
+    body = {**one.body, "causes": [{**one.body["causes"][0], **nothing}]}
+    at = datetime.now(UTC)
+    assert replace_findings(api.url, run=2, analysed_at=at, findings=[replace(one, body=body)])
+    await browser.sign_in("viewer")
+    page = await browser.get(PATH)
+    assert "of the failures." in page.text
+    assert "of the rest." not in page.text
+
+
 async def test_without_a_result_a_page_says_how_to_get_one(browser: Browser) -> None:
     await browser.sign_in("viewer")
     for name in ("", "/reconciliation", "/ages", "/cofailures", "/rollups", "/advice"):

@@ -142,6 +142,39 @@ def test_the_causes_of_a_shared_incident_do_not_give_its_totals() -> None:
     assert [one["inside"] for one in own["causes"]] == [1.0] * 4
 
 
+def test_the_causes_of_an_own_incident_do_not_give_the_attempts_of_others() -> None:
+    # The share among the other attempts of these minutes counts those of other organisations.
+    (one,) = of(shared(incidents=[incident(1, A, B)]), OURS, "incidents")
+    assert [one["value"] for one in one["causes"]] == ["a.test", "c.test", "3", "503"]
+    for found in one["causes"]:
+        assert found["inside"] == 1.0
+        of_others = {
+            value for name, value in found.items() if name not in {"attribute", "value", "inside"}
+        }
+        assert of_others == {None}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        Owners(rooms={RoomId(3): THEIRS}),
+        Owners(rooms={}, subscribers={SubscriptionId(C): THEIRS}),
+    ],
+)
+def test_an_organisation_that_is_alone_sees_all_of_a_cause(others: Owners) -> None:
+    rows = {"incidents": [incident(1, A, B)]}
+    ours = {SubscriptionId(A): OURS, SubscriptionId(B): OURS}
+    (alone,) = of(
+        found_in(rows, Owners(rooms={RoomId(1): OURS}, subscribers=ours)), OURS, "incidents"
+    )
+    assert alone["causes"] == incident(1, A, B)["causes"]
+    beside = Owners(
+        rooms={RoomId(1): OURS, **others.rooms}, subscribers={**ours, **others.subscribers}
+    )
+    (known,) = of(found_in(rows, beside), OURS, "incidents")
+    assert {one["outside"] for one in known["causes"]} == {None}
+
+
 def test_an_incident_of_many_subscriptions_lists_a_hundred_and_counts_all() -> None:
     many = sorted(_ids.generate(RoomId(1), 2_000) for _ in range(5_000))
     owners = Owners(rooms=ROOMS, subscribers={SubscriptionId(one): OURS for one in many})
