@@ -13,6 +13,7 @@ from sqlalchemy import (
     Date,
     DateTime,
     Identity,
+    Index,
     Integer,
     PrimaryKeyConstraint,
     Table,
@@ -163,4 +164,5 @@ analysis_rows: Final = Table(
     time_or_null("ended"),
     Column("body", JSONB, nullable=False),
     PrimaryKeyConstraint("organisation_id", "finding", "number"),
+    Index("analysis_rows_about", "subscriptions", "rooms", postgresql_using="gin"),
 )
