@@ -17,6 +17,7 @@ hosts: without it they could choose two with the same key, and every run would f
 
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -84,6 +85,9 @@ ENGINES: Final = (LOCAL, SPARK)
 """Names of the engines that have a state."""
 COMPACT_AFTER_RUNS: Final = 24
 """Runs after which their rows are compacted."""
+
+
+_RUN_FOLDER: Final = re.compile("run=[0-9]+")
 
 
 def state_folder(run: int) -> str:
@@ -377,5 +381,7 @@ def save_manifest(files: OutputFiles, manifest: Manifest, engine: str) -> None:
     """Save the manifest and delete the state of runs that it no longer names."""
     files.write(_MANIFEST, json.dumps(_manifest_document(manifest, engine)))
     live = {f"run={run}" for run in manifest.parts_by_run()}
-    for folder in set(files.folders("state")) - live:
+    # Others may keep folders there, such as snapshots of a file system.
+    found = {name for name in files.folders("state") if _RUN_FOLDER.fullmatch(name)}
+    for folder in found - live:
         files.delete(f"state/{folder}")

@@ -194,10 +194,11 @@ def test_findings_of_a_time_to_come_are_computed_again(
     assert unread.latest()["findings"] == {"run": 2, "at": NOW.isoformat()}
 
 
-def test_a_folder_of_others_among_the_runs_stays_and_does_no_harm(
+def test_folders_of_others_among_the_runs_and_in_the_state_stay_and_do_no_harm(
     analyse_here: AnalyseHere, unread: Analysed
 ) -> None:
-    other = unread.out / "runs" / ".snapshot"
-    other.mkdir(parents=True)
+    others = [unread.out / place / ".snapshot" for place in ("runs", "state")]
+    for other in others:
+        other.mkdir(parents=True)
     assert analyse_here.again(unread).report is not None
-    assert other.is_dir()
+    assert all(other.is_dir() for other in others)
