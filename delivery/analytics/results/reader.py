@@ -211,7 +211,8 @@ class AnalysisTables:
         found = self._files.get_file_info(fs.FileSelector(folder))
         paths = sorted(one.path for one in found if one.base_name.endswith(".parquet"))
         if not paths:
-            return None
+            # A table without rows has a file as well; files are deleted before their folder.
+            raise FileNotFoundError(folder)
         schema = pq.read_schema(paths[0], filesystem=self._files)
         return ds.dataset(paths, schema=schema, filesystem=self._files, format="parquet")
 
