@@ -165,7 +165,11 @@ class AgePage(AnalysisPage, kw_only=True):
 
 
 class CofailureResponse(Struct, kw_only=True):
-    """Describe two subscriptions that fail in the same minutes; `significant`: not by chance."""
+    """Describe two subscriptions that fail in the same minutes; `significant`: not by chance.
+
+    `q`, which decides that, is `p` corrected by the number of all pairs. It is null beside other
+    organisations, as it would give the number of their failing subscriptions.
+    """
 
     first_id: str
     second_id: str
@@ -177,7 +181,7 @@ class CofailureResponse(Struct, kw_only=True):
     phi: float | None
     pearson: float | None
     p: float
-    q: float
+    q: float | None
     significant: bool
 
 

@@ -187,12 +187,15 @@ def _is_known_age(row: Row, owners: Owners) -> bool:
 
 
 def _cofailure_findings(rows: Sequence[Row], owners: Owners) -> Iterator[AnalysisFinding]:
+    is_alone = len(owners.organisations()) == 1
     for number, row in enumerate(sorted(rows, key=lambda row: (row["q"], -(row["phi"] or 0.0)))):
         pair = [row["first_id"], row["second_id"]]
         both = {owners.of_subscription(one) for one in pair}
         owner = both.pop()
         if owner is not None and not both:
-            yield _finding(owner, "cofailures", number, pair, dict(row))
+            # It is corrected by the number of pairs, those of all organisations.
+            body = dict(row) if is_alone else {**row, "q": None}
+            yield _finding(owner, "cofailures", number, pair, body)
 
 
 def _advice_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFinding]:

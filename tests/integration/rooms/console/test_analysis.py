@@ -140,6 +140,26 @@ async def test_beside_other_organisations_a_cause_has_its_share_of_the_failures(
     assert "of the rest." not in page.text
 
 
+async def test_beside_other_organisations_a_pair_has_no_corrected_chance(
+    browser: Browser, things: dict[str, Any]
+) -> None:
+    api = browser.api
+    owner = OrganisationId((await api.call("GET", "/whoami")).json()["organisation"]["id"])
+    pair = AnalysisFinding(
+        organisation=owner, kind="cofailures", number=0, rooms=(RoomId(things["room"]),),
+        subscriptions=(SubscriptionId(things["crm"]), SubscriptionId(things["shop"])), began=None, ended=None,
+        body={
+            "first_id": things["crm"], "second_id": things["shop"], "bad_first": 3, "bad_second": 3, "bad_both": 3,
+            "jaccard": 1.0, "lift": None, "phi": 1.0, "pearson": 1.0, "p": 0.01, "q": None, "significant": True,
+        },
+    )  # fmt: skip
+    assert replace_findings(api.url, run=2, analysed_at=datetime.now(UTC), findings=[pair])
+    await browser.sign_in("viewer")
+    page = await browser.get(f"{PATH}/cofailures")
+    assert "Chance (q)" in page.text
+    assert "together" in page.text
+
+
 async def test_without_a_result_a_page_says_how_to_get_one(browser: Browser) -> None:
     await browser.sign_in("viewer")
     for name in ("", "/reconciliation", "/ages", "/cofailures", "/rollups", "/advice"):

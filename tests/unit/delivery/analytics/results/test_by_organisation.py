@@ -238,6 +238,17 @@ def test_a_common_incident_shows_a_subscriber_only_its_own_host() -> None:
     assert ours["failures"] is theirs["failures"] is None
 
 
+@pytest.mark.parametrize(("rooms", "seen"), [(ROOMS, None), ({RoomId(1): OURS}, 0.02)])
+def test_a_pair_does_not_show_how_many_subscriptions_of_others_fail(
+    rooms: Mapping[RoomId, OrganisationId], seen: float | None
+) -> None:
+    # Of the strongest pair q is p times the number of all pairs, those of others too.
+    subscribers = {one: owner for one, owner in SUBSCRIBERS.items() if owner == OURS}
+    pair = {"first_id": A, "second_id": B, "p": 0.0001, "q": 0.02, "phi": 0.9, "significant": True}
+    findings = found_in({"cofailures": [pair]}, Owners(rooms=rooms, subscribers=subscribers))
+    assert of(findings, OURS, "cofailures") == [{**pair, "q": seen}]
+
+
 def test_ages_belong_to_the_subscriber_and_what_needs_a_decision_is_first() -> None:
     guest = _ids.generate(RoomId(1), 2_000)
     shared_room = Owners(rooms=ROOMS, subscribers=SUBSCRIBERS | {SubscriptionId(guest): THEIRS})
