@@ -4,8 +4,8 @@ from alembic import op
 
 from migrations.concurrent_indexes import build_index
 
-revision = "0050"
-down_revision = "0049"
+revision = "0052"
+down_revision = "0051"
 
 
 def upgrade() -> None:
