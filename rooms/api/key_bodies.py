@@ -192,6 +192,11 @@ def check_may_give(
             )
     if principal.application is not None and columns.get("application") != principal.application:
         raise ForbiddenError(f"application: this key is bound to {principal.application}")
+    check_lasts_no_longer(columns, ends_at)
+
+
+def check_lasts_no_longer(columns: Mapping[str, Any], ends_at: datetime | None) -> None:
+    """Raise ForbiddenError where a key would last longer than `ends_at` (None: it has no end)."""
     given_end = columns.get("expires_at")
     if ends_at is not None and (given_end is None or given_end > ends_at):
         raise ForbiddenError(

@@ -19,6 +19,7 @@ from rooms.api.key_bodies import (
     CreateKey,
     KeyResponse,
     UpdateKey,
+    check_lasts_no_longer,
     check_may_give,
     now_utc,
     to_columns,
@@ -105,6 +106,8 @@ async def make_key(
     elif Scope.PLATFORM in data.scopes:
         # Another organisation's key may do everything there, but no more with the platform.
         await _check_may_give(connection, principal, {**columns, "scopes": [Scope.PLATFORM]})
+    else:
+        await _check_outlasts_no_former_text(connection, principal, columns)
     new_id = services.ids.generate_global(services.clock.now_ms())
     name, scopes = columns.pop("name"), [Scope(scope) for scope in columns.pop("scopes")]
     if columns.pop("kind") == records.KeyKind.CLIENT:
@@ -305,12 +308,34 @@ async def _check_may_give(
     The text before a rotation must not keep itself alive: it may have been stolen. ForbiddenError;
     UnauthenticatedError: the caller's key was revoked or rotated a moment ago.
     """
+    end = await _find_own_end(connection, principal)
+    check_may_give(principal, columns, ends_at=None if end is None else end.at)
+
+
+async def _check_outlasts_no_former_text(
+    connection: AsyncConnection, principal: Principal, columns: Mapping[str, Any]
+) -> None:
+    """Check a key of another organisation, which may last longer than the platform's own key.
+
+    But not than its text before a rotation, as above. ForbiddenError, UnauthenticatedError.
+    """
+    end = await _find_own_end(connection, principal)
+    if end is not None and end.is_former:
+        check_lasts_no_longer(columns, end.at)
+
+
+async def _find_own_end(
+    connection: AsyncConnection, principal: Principal
+) -> records.TextEnd | None:
+    """Return the end of the text by which the caller acts; None: it has no key.
+
+    UnauthenticatedError: the key was revoked or rotated a moment ago.
+    """
     own = await find_own_key(connection, principal)
-    ends_at = None
-    if own is not None:
-        presented = await find_presented(connection, principal)
-        ends_at = await records.find_text_end(connection, own.id, presented)
-    check_may_give(principal, columns, ends_at=ends_at)
+    if own is None:
+        return None
+    presented = await find_presented(connection, principal)
+    return await records.find_text_end(connection, own.id, presented)
 
 
 def _as_columns(key: records.ApiKey) -> dict[str, Any]:

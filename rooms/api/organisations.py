@@ -352,7 +352,8 @@ async def create_organisation_key(
 ) -> Response[CreatedKey]:
     """Create a key of any organisation, such as its first one, and show its text.
 
-    403: it would have the scope `platform`, and be less restricted or last longer than this key.
+    403: it would have the scope `platform`, and be less restricted or last longer than this key;
+    or last longer than the text of this key, which a rotation has replaced.
     """
     identity = _parse(organisation_id)
     change.organisation = identity

@@ -19,7 +19,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, and_, case, insert, or_, select, true, update
+from sqlalchemy import RowMapping, and_, case, insert, not_, or_, select, true, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
@@ -191,10 +191,18 @@ async def find_key(
     return None if row is None else key_from_row(row)
 
 
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """Say until when a text of a key is valid (None: for good); `is_former`: it was replaced."""
+
+    at: datetime | None
+    is_former: bool
+
+
 async def find_text_end(
     connection: AsyncConnection, identity: KeyId, presented: bytes | None
-) -> datetime | None:
-    """Return the end of a key by the text of this hash; None: it has none.
+) -> TextEnd:
+    """Return the end of a key by the text of this hash.
 
     `presented` None: it acts by no text. The text before the last rotation ends with the overlap.
     UnauthenticatedError: the key was revoked or has ended, or the text is none of its own.
@@ -204,7 +212,8 @@ async def find_text_end(
         api_keys.c.previous_key_hash == presented, api_keys.c.previous_until > func.now()
     )
     is_present = true() if presented is None else api_keys.c.key_hash == presented
-    statement = select(case((is_present, api_keys.c.expires_at), else_=previous_end)).where(
+    end = case((is_present, api_keys.c.expires_at), else_=previous_end)
+    statement = select(end, not_(is_present)).where(
         api_keys.c.id == identity,
         api_keys.c.revoked_at.is_(None),
         or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()),
@@ -213,8 +222,7 @@ async def find_text_end(
     row = (await connection.execute(statement)).one_or_none()
     if row is None:
         raise UnauthenticatedError("this key was revoked, rotated, or has ended")
-    end: datetime | None = row[0]
-    return end
+    return TextEnd(at=row[0], is_former=row[1])
 
 
 async def update_key(

@@ -7,6 +7,7 @@ import pytest
 
 from rooms.db.catalog.api_keys import hash_key
 from tests.integration.rooms.api.conftest import Api
+from tests.integration.rooms.api.members import member
 from tests.integration.rooms.api.sign_in import begin, follow
 
 SIGN_IN = ("/sign-in-links", {"name": "Ada", "roles": ["viewer"]})
@@ -116,3 +117,26 @@ async def test_a_text_that_was_replaced_gives_nothing(api: Api) -> None:
         body = ADMIN if path == "/keys" else {}
         answer = await api.call("POST", path, made["key"], json=body)
         assert answer.status_code in {401, 403}, answer.text
+
+
+async def test_a_former_text_of_the_platform_gives_others_nothing_that_outlasts_it(
+    api: Api,
+) -> None:
+    """Else its thief goes on as the administrator of another organisation."""
+    operator, other = await member(api), await member(api)
+    platform = {"name": "operations", "scopes": ["platform", "admin"]}
+    made = await api.made(f"/organisations/{operator.id}/keys", platform, "platform")
+    rotation, path = f"/keys/{made['id']}/rotate", f"/organisations/{other.id}/keys"
+    await api.made(path, ADMIN, made["key"])
+    rotated = (await api.call("POST", rotation, made["key"], json={})).json()
+    by_old = hash_key(made["key"].encode())
+    _, session = await begin(api, operator.id, parent=made["id"], presented=by_old)
+    for text in (made["key"], session):
+        answer = await api.call("POST", path, text, json=ADMIN)
+        assert answer.status_code == 403, answer.text
+        assert rotated["previous_until"][:19] in answer.json()["detail"]
+        await api.made(path, {**ADMIN, "expires_at": rotated["previous_until"]}, text)
+    await api.made(path, ADMIN, rotated["key"])
+    await api.call("POST", rotation, rotated["key"], json={"overlap_s": 0})
+    answer = await api.call("POST", path, rotated["key"], json=ADMIN)
+    assert answer.status_code == 401, "a process may know it for a second"
