@@ -18,7 +18,8 @@ may have (times in epoch microseconds, null: no end).
 A message that was published for chosen destinations is replayed to another organisation's
 subscription only if it was among them. Nor does such a subscription get what was withdrawn, or, but
 for a backfill, what is not due. These are left out before the filter is evaluated, so that neither
-deliveries nor counts of the job show whether the filter matches them.
+deliveries nor counts of the job show whether the filter matches them. What a backfill delivers that
+is not due, or held by a suspension, is not counted.
 """
 
 import json

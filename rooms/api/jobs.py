@@ -78,7 +78,12 @@ async def list_jobs(
     in_state: JobStateQuery = None,
     room_id: JobRoomQuery = None,
 ) -> JobPage:
-    """List the organisation's jobs, newest first. A page ends early where they have 1 MiB."""
+    """List the organisation's jobs, newest first. A page ends early where they have 1 MiB.
+
+    A job that clears, skips, terminates or deletes a subscription in another organisation's room
+    has no counts: `done` is 0, `total` and `result` are null. A backfill there does not count what
+    is not due or held by a suspension.
+    """
     page = PageRequest(services.cipher, _LIST, limit, cursor)
     async with transaction(services.engine) as connection:
         found, is_cut = await records.list_jobs(

@@ -108,8 +108,9 @@ class UsageResponse(Struct, kw_only=True):
     those beyond the first 100 of an organisation in an hour. Fields that rows are not grouped by
     are null. `closed`: nothing is added any more. `deliveries` were made of messages or replays;
     `delivered` counts webhooks, acknowledged pulls, and hand-overs to native queues;
-    `failed_attempts` are part of the `attempts` at webhooks. In rooms of others, `deliveries`,
-    `expired` and `cancelled` leave out what was not attempted while not due or suspended.
+    `failed_attempts` are part of the `attempts` at webhooks. In rooms of others, `deliveries` leave
+    out for good what was made before it was due or during a suspension, `cancelled` what was never
+    attempted, and `expired` what was never attempted and ended during a suspension.
     """
 
     start: datetime

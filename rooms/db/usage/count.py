@@ -102,10 +102,10 @@ _RECIPIENTS: Final = """CASE WHEN octet_length(enqueued) = 36 THEN substr(enqueu
         ) END"""
 
 
-# What was not due when it was published, and what ended without an attempt, which may have been
+# What was not due when it was published or replayed, and what ended without an attempt, which may have been
 # before it was due: a subscriber in another organisation's room may not know of it.
 _IS_UNSEEN: Final = """CASE WHEN kind IN ('cancelled', 'expired') THEN coalesce(attempt, 0) = 0
-            ELSE enqueued IS NOT NULL AND coalesce(delay_ms, 0) > 0 END"""
+            ELSE coalesce(delay_ms, 0) > 0 AND (enqueued IS NOT NULL OR kind = 'replayed') END"""
 _IS_GUEST: Final = "u.organisation_id <> r.organisation_id"
 
 
@@ -139,7 +139,7 @@ WITH moved AS (
         {_count("kind = 'sidelined'")} AS sidelined, {_count("kind = 'expired'")} AS expired,
         {_count("kind = 'cancelled'")} AS cancelled, {_count("kind = 'dropped'")} AS dropped,
         {_count("kind = 'purged'")} AS purged, {_count("kind IN ('nacked', 'lease_ended')")} AS returned,
-        0::int8 AS unseen_deliveries, {_count("kind = 'expired' AND unseen")} AS unseen_expired, {_count("kind = 'cancelled' AND unseen")} AS unseen_cancelled
+        {_count("kind = 'replayed' AND unseen")} AS unseen_deliveries, {_count("kind = 'expired' AND unseen")} AS unseen_expired, {_count("kind = 'cancelled' AND unseen")} AS unseen_cancelled
     FROM groups WHERE kind <> 'published' GROUP BY 1, 2, 3, 4
     UNION ALL
     SELECT minute, room_id, event_type, encode(subscription, 'hex')::uuid, n, 0, 0, 0, 0, 0, 0, 0, 0, 0, unseen, 0, 0 FROM enqueued

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from delivery.maintenance import replay
+from delivery.maintenance.usage import count_usage
 from tests.integration.delivery.maintenance.test_replay import jobs_of
 from tests.integration.delivery.maintenance.test_service import always
 from tests.integration.rooms.api.conftest import Api
@@ -86,7 +87,10 @@ async def test_a_delayed_message_is_replayed_once_it_is_due(api: Api) -> None:
 async def test_a_backfill_shows_nothing_of_withdrawn_messages_and_gives_delayed_ones(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that a delayed message comes, since no publish has given it to the subscription."""
+    """Check that a delayed message comes, since no publish has given it to the subscription.
+
+    Neither its job nor usage counts that yet, for the filter was evaluated at once.
+    """
     monkeypatch.setattr(replay, "BACKFILL_AFTER_S", 0.0)
     owner, subscriber = await member(api), await member(api)
     room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
@@ -94,14 +98,45 @@ async def test_a_backfill_shows_nothing_of_withdrawn_messages_and_gives_delayed_
     made = await subscribe(api, subscriber, room, backfill=True, filter=MATCHES)
     await withdrawn(api, owner, room, payload={"secret": "a"})
     delayed = await accepted(api, owner.key, room, payload={"secret": "a"}, delay_ms=3_600_000)
+    public = await accepted(api, owner.key, room, payload={"secret": "public"})
     await approve(api, owner, made["id"])
     await jobs_of(api.services.writer).run(always)
     (job,) = (await api.call("GET", "/jobs", subscriber.key)).json()["items"]
     assert (job["state"], job["done"], job["result"]) == ("done", 1, {"replayed": 1})
     given = await api.sql(
-        "SELECT message_id::text FROM deliveries WHERE subscription_id = %s", made["id"]
+        "SELECT message_id::text FROM deliveries WHERE subscription_id = %s ORDER BY id", made["id"]
     )
-    assert given == [(delayed,)]
+    assert given == [(delayed,), (public,)]
+    waits = (
+        "SELECT message_id::text, delay_ms > 0 FROM log_entries WHERE kind = 'replayed' ORDER BY 2"
+    )
+    assert await api.sql(waits) == [(delayed, True), (public, None)], "else it would seem lost"
+    await count_usage(api.services.engine, always)
+    for who, expected in ((owner, 2), (subscriber, 1)):
+        usage = (await api.call("GET", "/usage?by=organisation", who.key)).json()["items"]
+        rows = [one for one in usage if one["organisation_id"] == subscriber.id]
+        assert [one["deliveries"] for one in rows] == [expected]
+    path = f"/subscriptions/{made['id']}/activity"
+    minutes = (await api.call("GET", path, subscriber.key)).json()["minutes"]
+    assert sum(one["deliveries"] for one in minutes) == 1
+
+
+async def test_a_backfill_does_not_count_what_a_suspension_holds(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may begin long after the approval, and then reads what was published until then."""
+    monkeypatch.setattr(replay, "BACKFILL_AFTER_S", 0.0)
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner, subscription_policy="approval", visibility="listed")
+    await subscribe(api, owner, room, "own")
+    made = await subscribe(api, subscriber, room, backfill=True, filter=MATCHES)
+    await accepted(api, owner.key, room, payload={"secret": "a"})
+    await approve(api, owner, made["id"])
+    assert (await act(api, owner, made["id"], "suspend")).status_code == 200
+    await accepted(api, owner.key, room, payload={"secret": "a"})
+    await jobs_of(api.services.writer).run(always)
+    (job,) = (await api.call("GET", "/jobs", subscriber.key)).json()["items"]
+    assert (job["state"], job["done"], job["result"]) == ("done", 1, {"replayed": 1})
 
 
 async def test_a_suspended_subscription_replays_nothing(api: Api) -> None:
