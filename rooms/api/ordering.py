@@ -22,8 +22,8 @@ from rooms.api.params import IdPath
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog import subscriptions as records
 from rooms.db.connection import transaction
-from rooms.db.queries.throttle import list_active_keys
-from rooms.db.queue.ordering import OrderingQueries
+from rooms.db.queries.throttle import list_active_keys, may_know_of_head
+from rooms.db.queue.ordering import OrderingQueries, key_digest
 from rooms.domain.state_machine import Scope, State, SubscriptionType
 from rooms.errors import ConflictError
 from rooms.publishing.request import MAX_TEXT
@@ -61,7 +61,11 @@ class SkipOrderingKey(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SkipResponse(Struct, kw_only=True):
-    """Describe the skipped delivery, which stays sidelined; `called`: another one started."""
+    """Describe the skipped delivery, which stays sidelined.
+
+    `called`: another one started; in another organisation's room, one that is due and not held by a
+    suspension.
+    """
 
     skipped: str
     called: bool
@@ -148,6 +152,9 @@ async def skip_head(
     if called:
         services.notifier.notify_queued(identity if found.type is SubscriptionType.PULL else None)
     await change.record()
+    if called:
+        async with transaction(services.engine) as connection:
+            called = await may_know_of_head(connection, identity, key_digest(data.ordering_key))
     return SkipResponse(skipped=skipped, called=called)
 
 

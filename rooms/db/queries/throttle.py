@@ -201,6 +201,27 @@ async def list_active_keys(
     return Scanned(found=[_key_status(row) for row in rows])
 
 
+async def may_know_of_head(
+    connection: AsyncConnection, subscription: SubscriptionId, key: bytes
+) -> bool:
+    """Return whether its subscriber may know of the delivery that is the head of a key now."""
+    room = room_of(subscription)
+    if not await is_of_others(connection, room, subscription):
+        return True
+    mine = (
+        select(ordered_keys.c.room_id, ordered_keys.c.head_id)
+        .where(
+            ordered_keys.c.room_id == room,
+            ordered_keys.c.subscription_id == subscription,
+            ordered_keys.c.key == key,
+        )
+        .subquery("mine")
+    )
+    head = _by_id(deliveries, mine.c.room_id, mine.c.head_id).correlate(mine).lateral("head")
+    known = select(head.c.id).select_from(mine.join(head, true())).where(not_(is_kept_back(head)))
+    return await connection.scalar(known) is not None
+
+
 def _key_status(row: Sequence[Any]) -> OrderingKeyStatus:
     ordering_key, head, state, since, waiting, key = row
     return OrderingKeyStatus(

@@ -265,6 +265,26 @@ async def test_a_list_of_ordering_keys_goes_on_behind_what_is_hidden(
     assert await ordering_keys(world, world.matching, "&parked=true") == []
 
 
+@pytest.mark.parametrize("suspended", [True, False])
+async def test_a_skip_says_nothing_of_what_is_hidden_behind_the_head(
+    world: World, *, suspended: bool
+) -> None:
+    await change(world.api, world.subscriber, world.matching, ordered=True)
+    await world.publish(ordering_key="key")
+    await world.api.sql("UPDATE deliveries SET state = 'sidelined', attempts = 1")
+    await world.api.sql("DELETE FROM outbox")
+    if suspended:
+        await act(world.api, world.owner, world.matching, "suspend")
+    await world.publish(ordering_key="key")
+    path = f"/subscriptions/{world.matching}/ordering-keys/skip"
+    body = {"ordering_key": "key"}
+    answer = await world.api.call("POST", path, world.subscriber.key, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["called"] is not suspended
+    waiting = "SELECT count(*) FROM outbox WHERE subscription_id = %s"
+    assert await world.api.sql(waiting, world.matching) == [(1,)], "it has its turn in any case"
+
+
 @pytest.mark.parametrize("how", ["clear", "skip-to-now", "terminate", "delete"])
 async def test_a_job_does_not_count_what_is_hidden(world: World, how: str) -> None:
     api, subscriber = world.api, world.subscriber
