@@ -7,6 +7,7 @@ EndpointStateWriter    writes them by compare-and-set and notifies the other wor
 ConcurrencyReporter    writes how far the worker reduced the concurrency of its lanes
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -146,10 +147,22 @@ def _track_failures(
     return events
 
 
+_Subject = tuple[SubscriptionId, str]
+
+
+@dataclass(slots=True, eq=False)
+class _QueuedWrite:
+    """Hold one write, which gets its age in seconds, and since when it counts."""
+
+    write: Callable[[float], Awaitable[None]]
+    since: float
+
+
 class EndpointEventQueue:
     """Keep events and status reasons until they are written; the last one of a subject counts.
 
-    A status reason explains why an active subscription cannot be served; None removes it.
+    A status reason explains why an active subscription cannot be served; None removes it. Rooms
+    take turns, and in a room the oldest write is first.
     """
 
     def __init__(
@@ -163,58 +176,71 @@ class EndpointEventQueue:
         self._write_event = write_event
         self._write_status_reason = write_status_reason
         self._monotonic = monotonic
-        self._refused: set[tuple[SubscriptionId, str]] = set()
-        # Oldest first, by subject.
-        self._writes: dict[tuple[SubscriptionId, str], Callable[[], Awaitable[None]]] = {}
+        self._rooms: dict[RoomId, dict[_Subject, _QueuedWrite]] = {}
+        """The room whose turn is next first; of each the oldest write first."""
+        self._refusing: set[RoomId] = set()
+        """The rooms whose last write was refused."""
 
     def add(self, event: EndpointEvent) -> None:
         """Queue an event in place of an earlier one about the same subject."""
         subject = event.endpoint.record.subscription_id, _SIGNAL_SUBJECTS[event.signal]
-        self._writes[subject] = partial(self._write_aged, event, self._monotonic())
-
-    async def _write_aged(self, event: EndpointEvent, added_at: float) -> None:
-        await self._write_event(event, self._monotonic() - added_at)
+        self._queue(subject, partial(self._write_event, event))
 
     def set_status_reason(self, record: EndpointRecord, reason: str | None) -> None:
         """Queue the reason why a subscription cannot be served, or None if it can."""
-        self._writes[record.subscription_id, _STATUS_REASON] = partial(
-            self._write_status_reason, record, reason
-        )
+
+        async def write(_age_s: float) -> None:
+            await self._write_status_reason(record, reason)
+
+        self._queue((record.subscription_id, _STATUS_REASON), write)
+
+    def _queue(self, subject: _Subject, write: Callable[[float], Awaitable[None]]) -> None:
+        writes = self._rooms.setdefault(room_of(subject[0]), {})
+        writes[subject] = _QueuedWrite(write, self._monotonic())
 
     async def flush(self) -> bool:
-        """Write what is queued, oldest first, up to `MAX_FLUSHED` in `FLUSH_S`.
+        """Write what is queued, a write of each room in turn, up to `MAX_FLUSHED` in `FLUSH_S`.
 
-        Return whether there is more. A refused one is logged, and queued again behind the others,
-        for the next time. Others of its room wait for that, too: the room may be locked. After any
+        Return whether there is more. A refused one is logged, and queued again behind the others of
+        its room, for the next time. These wait for that, too: the room may be locked. After any
         other error, which is raised, the rest stays queued.
         """
         deadline = self._monotonic() + FLUSH_S
-        refusing: set[RoomId] = set()
-        tried = 0
-        for subject, write in list(self._writes.items()):
-            if room_of(subject[0]) in refusing:
-                self._put_behind(subject)
-                continue
-            tried += 1
-            try:
-                await write()
-            except StorageRefusedError as exc:
-                OUTAGES.record_failure(exc, _REFUSED)
-                refusing.add(room_of(subject[0]))
-                self._put_behind(subject)
-            else:
-                self._refused.discard(subject)
-                if self._writes[subject] is write:
-                    del self._writes[subject]
-            if tried == MAX_FLUSHED or self._monotonic() >= deadline:
+        turns = deque(self._rooms)
+        for _ in range(MAX_FLUSHED):
+            if not turns or self._monotonic() >= deadline:
                 break
-        if not self._refused:
+            room = turns.popleft()
+            if await self._write_oldest(room):
+                turns.append(room)
+        if not self._refusing:
             OUTAGES.record_success(_REFUSED)
-        return len(self._writes) > len(self._refused)
+        return len(self._rooms) > len(self._refusing)
 
-    def _put_behind(self, subject: tuple[SubscriptionId, str]) -> None:
-        self._refused.add(subject)
-        self._writes[subject] = self._writes.pop(subject)
+    async def _write_oldest(self, room: RoomId) -> bool:
+        """Write the room's oldest, and return whether more of it may be written now."""
+        writes = self._rooms[room]
+        subject, queued = next(iter(writes.items()))
+        try:
+            await queued.write(self._monotonic() - queued.since)
+        except StorageRefusedError as exc:
+            OUTAGES.record_failure(exc, _REFUSED)
+            self._refusing.add(room)
+            # All others have a turn before it, since only its own subscription may be locked.
+            writes[subject] = writes.pop(subject)
+        else:
+            self._refusing.discard(room)
+            if writes[subject] is queued:
+                del writes[subject]
+        finally:
+            # A later event was added meanwhile. If it came before the time that PostgreSQL gave to
+            # this one, it would seem to be the earlier one, and change nothing.
+            if (later := writes.get(subject)) is not None and later is not queued:
+                later.since = self._monotonic()
+        del self._rooms[room]
+        if writes:
+            self._rooms[room] = writes
+        return bool(writes) and room not in self._refusing
 
 
 class EndpointStateWriter:

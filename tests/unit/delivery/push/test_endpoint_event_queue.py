@@ -1,12 +1,14 @@
 """Test which of the queued events of endpoints one flush writes."""
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import Final
 
 import pytest
 
+from delivery.push import endpoint_state
 from delivery.push.endpoint_state import (
     FLUSH_S,
     MAX_FLUSHED,
@@ -16,7 +18,7 @@ from delivery.push.endpoint_state import (
 )
 from delivery.push.endpoints import Endpoint
 from rooms.db.queue.endpoints import EndpointRecord
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
@@ -118,7 +120,7 @@ async def test_a_refused_event_is_written_behind_the_others(
     database.refused = ()
     database.queue.add(event(9))
     await database.queue.flush()
-    assert database.written[2:] == ["0 its key is missing", "0 failing", "1 failing", "9 failing"]
+    assert database.written[2:] == ["0 failing", "1 failing", "9 failing", "0 its key is missing"]
     assert not OUTAGES.any_failing
 
 
@@ -138,14 +140,18 @@ async def test_refused_events_keep_none_of_the_others_from_being_written(
     assert len(set(database.written)) == MANY + 10
 
 
-async def test_one_refusal_of_a_room_is_enough_for_a_flush(database: Database) -> None:
-    """While it is locked, each write about it waits for the lock, and all others with it."""
-    locked = [
+def of_one_room(count: int) -> list[EndpointRecord]:
+    return [
         replace(
             RECORD, subscription_id=SubscriptionId(f"01900000-0000-7000-8000-{number:04x}00000007")
         )
-        for number in range(MANY)
+        for number in range(count)
     ]
+
+
+async def test_one_refusal_of_a_room_is_enough_for_a_flush(database: Database) -> None:
+    """While it is locked, each write about it waits for the lock, and all others with it."""
+    locked = of_one_room(MANY)
     database.refused = {one.subscription_id for one in locked}
     database.takes_s = FLUSH_S / 4
     for one in locked:
@@ -160,11 +166,75 @@ async def test_one_refusal_of_a_room_is_enough_for_a_flush(database: Database) -
     assert len(set(database.written)) == MANY + 1
 
 
+async def test_a_locked_subscription_keeps_no_others_of_its_room_waiting(
+    database: Database,
+) -> None:
+    """A flush may end with its refusal, but the next one does not begin with it again."""
+    found = of_one_room(10)
+    database.refused = {found[0].subscription_id}
+    for one in found:
+        database.queue.set_status_reason(one, "its key is missing")
+    for _ in range(2):
+        await database.queue.flush()
+    assert len(database.written) == 9
+
+
+async def test_rooms_take_turns(database: Database) -> None:
+    """One organisation's endpoints may all fail at once, again and again."""
+    for one in of_one_room(MANY):
+        database.queue.set_status_reason(one, "its key is missing")
+    database.queue.add(event(1))
+    assert await database.queue.flush()
+    assert database.written[1] == "1 failing"
+    assert len(database.written) == MAX_FLUSHED
+
+
+async def test_a_flush_does_not_look_at_all_that_waits_in_a_locked_room(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 20,000 of them that would stall the worker for a quarter of a second, at each tick."""
+    locked = of_one_room(MANY)
+    database.refused = {one.subscription_id for one in locked}
+    for one in locked:
+        database.queue.set_status_reason(one, "its key is missing")
+    looked_at: list[SubscriptionId] = []
+
+    def room(subscription: SubscriptionId) -> RoomId:
+        looked_at.append(subscription)
+        return room_of(subscription)
+
+    monkeypatch.setattr(endpoint_state, "room_of", room)
+    await database.queue.flush()
+    assert len(looked_at) <= 2
+
+
 async def test_an_event_is_written_with_its_age(database: Database) -> None:
     database.queue.add(event(1))
     database.now_s += 60
     await database.queue.flush()
     assert database.ages == [60]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_event_counts_from_the_end_of_the_write_during_which_it_was_added(
+    database: Database, *, fails: bool
+) -> None:
+    """A success that seems to be earlier than the failures would not clear them, for ever."""
+
+    def meanwhile() -> None:
+        database.meanwhile = lambda: None
+        database.queue.add(event(1, EndpointSignal.HEALTHY))
+        database.now_s += 3  # PostgreSQL gave its time to the first one, perhaps only now
+
+    database.meanwhile, database.away = meanwhile, fails
+    database.queue.add(event(1))
+    with pytest.raises(StorageUnavailableError) if fails else nullcontext():
+        await database.queue.flush()
+    database.away = False
+    database.now_s += 10
+    await database.queue.flush()
+    assert database.written[-1] == "1 well"
+    assert database.ages == [0, 10]
 
 
 async def test_an_unavailable_database_ends_the_flush_and_loses_nothing(
