@@ -202,6 +202,8 @@ def test_the_readings_are_those_of_a_simple_decoder(text: str) -> None:
 
 
 ALL_READINGS = "%2561\\u0026#97;\\\\x61&amp;amp;%255c"
+# Each of the 40 orders in which three kinds of escapes are decoded gives another text.
+ALL_ORDERS = r"%252561\x5cx5cx61\x2526#97;&#37;26#97;%5cx26#97;&#92;x26#97;%26#38;#97;\x26#38;#97;&#38;#38;#97; "
 CONFIGURED = {
     "words that begin alike": [" ".join("a" * length for length in range(8, 108))],
     "words that end otherwise": [" ".join("a" * length + "b" for length in range(25, 125))],
@@ -220,6 +222,7 @@ ANSWERED = {
     "one letter": "a" * MAX_LOCATION,
     "all readings": ALL_READINGS + "a" * MAX_LOCATION,
     "all readings of a form": ALL_READINGS + "a+" * MAX_LOCATION,
+    "all orders": ALL_ORDERS + "\\61 " * MAX_LOCATION,
     "one letter in two bytes": "\\u0430%2561&amp;" + "a" * MAX_LOCATION,
     "escapes of all kinds": "%25&amp;\\\\" * MAX_LOCATION,
     "escapes of escapes": "%2525" * MAX_LOCATION,
@@ -267,6 +270,13 @@ def test_the_work_for_an_answer_is_bounded(values: list[str], answer: str) -> No
     ):
         calls, _ = calls_of_redact(result, texts)
         assert calls <= 2 * MAX_STEPS, "a comparison is three steps, and four calls"
+
+
+def test_escapes_of_css_are_decoded_however_many_readings_there_are() -> None:
+    echo = "".join(f"\\{ord(character):x} " for character in "Bearer t0ken")
+    assert len(list(readings(ALL_ORDERS))) == 40
+    found = hide(f"{ALL_ORDERS}{echo}", ("Bearer t0ken",), Steps(MAX_STEPS), is_cut=False)
+    assert found == f"{ALL_ORDERS}{HIDDEN}"
 
 
 def test_beyond_the_bound_the_whole_text_is_hidden() -> None:
