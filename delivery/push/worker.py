@@ -308,15 +308,38 @@ class PushWorker:
             self._wake.clear()
             self._unsent.check_lanes(self._clock.monotonic())
             try:
-                await self._apply_changes()
-                if await self._events.flush():
-                    self._wake.set()
-                await self._release_unattempted()
-                await self._concurrency_reporter.report_changes(self._clock.monotonic())
+                await self._run_steps()
             except _OUTAGE_ERRORS as exc:
                 OUTAGES.record_failure(exc, _TICK_OUTAGE)
             else:
                 OUTAGES.record_success(_TICK_OUTAGE)
+
+    async def _run_steps(self) -> None:
+        """Run the steps of a tick, and raise the first outage only after the last one.
+
+        Each has a connection of its own. If that of the events cannot be opened, claims must be
+        released all the same: else the worker ends up with nothing but claims of no use.
+        """
+        outage: Exception | None = None
+        for step in (
+            self._apply_changes,
+            self._write_events,
+            self._release_unattempted,
+            self._report_concurrency,
+        ):
+            try:
+                await step()
+            except _OUTAGE_ERRORS as exc:
+                outage = outage or exc
+        if outage is not None:
+            raise outage
+
+    async def _write_events(self) -> None:
+        if await self._events.flush():
+            self._wake.set()
+
+    async def _report_concurrency(self) -> None:
+        await self._concurrency_reporter.report_changes(self._clock.monotonic())
 
     async def _release_unattempted(self) -> None:
         tasks = self._unsent.take_to_release()

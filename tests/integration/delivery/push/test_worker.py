@@ -9,8 +9,9 @@ import pytest
 from delivery.brokers.postgres import PostgresConsumer
 from delivery.push import outcome_writer, worker
 from delivery.push.attempt import AttemptExecutor, AttemptReport
-from delivery.push.endpoint_state import EndpointSignal
+from delivery.push.endpoint_state import EndpointEventQueue, EndpointSignal
 from delivery.push.endpoints import EndpointCache, EndpointLookup
+from delivery.push.errors import ClaimExpiredError
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
 from rooms.db.queue.claims import ClaimedBatch, Outbox
@@ -690,6 +691,29 @@ async def test_what_was_claimed_again_while_commits_hung_is_not_attempted_after_
         await ends(installation, copy, State.DELIVERED)
         go_on.set()
         await next_claim.wait()
+    assert len(sender.calls) == 1
+
+
+async def test_claims_are_released_though_events_cannot_be_written(
+    installation: Installation, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their connection may lack while others live, as where PostgreSQL has no more of them."""
+    attempt, late = AttemptExecutor.attempt, iter([True])
+
+    async def fail(_: EndpointEventQueue) -> bool:
+        raise StorageUnavailableError("too many clients already")
+
+    async def attempted(executor: AttemptExecutor, *given: Any, **named: Any) -> AttemptReport:
+        if next(late, False):
+            raise ClaimExpiredError("the claim is too short")
+        return await attempt(executor, *given, **named)
+
+    monkeypatch.setattr(EndpointEventQueue, "flush", fail)
+    monkeypatch.setattr(AttemptExecutor, "attempt", attempted)
+    subscription = await installation.subscribe()
+    async with working(installation, sender):
+        (copy,) = await deliver(installation, subscription)
+        await ends(installation, copy, State.DELIVERED)
     assert len(sender.calls) == 1
 
 
