@@ -120,7 +120,9 @@ class AttemptExecutor:
         result = endpoint.hide_headers(result)
         now = clock.monotonic()
         lane.on_attempt_done(now, started=started)
-        events = record_result(lane, result, is_probe=is_probe, started=started, now=now)
+        events = record_result(
+            lane, result, tried=endpoint, is_probe=is_probe, started=started, now=now
+        )
         record = lane.endpoint.record  # the policy at the end of the attempt counts
         outcome = DeliveryOutcome(
             task, _DELIVERED, result, 0, None, endpoint.host, record.policy.version

@@ -22,6 +22,10 @@ class CircuitBreaker:
         """Record a success, which ends the row of failures."""
         self._failed_at.clear()
 
+    def reset(self) -> None:
+        """Forget the failures, because they are those of former settings."""
+        self._failed_at.clear()
+
     def failed(self, now: float, *, failures: int, window_s: float) -> bool:
         """Record a failure and return whether the circuit must open; then counting starts again.
 

@@ -81,13 +81,16 @@ def record_result(
     lane: Lane,
     result: AttemptResult,
     *,
+    tried: Endpoint,
     is_probe: bool,
     started: float,
     now: float,
 ) -> Sequence[EndpointEvent]:
     """Adapt the lane to the result of an attempt, and return what it shows about the endpoint.
 
-    Times are monotonic seconds. `is_probe`: it was sent although the circuit was open.
+    Times are monotonic seconds. `is_probe`: it was sent although the circuit was open. `tried`: as
+    it was when the attempt began. If its URL, a secret or a header has changed, or it was resumed,
+    the result shows nothing.
     """
     if result.error is None:
         lane.concurrency.on_success(
@@ -99,7 +102,9 @@ def record_result(
         or result.status >= _FIRST_SERVER_ERROR
     ):
         lane.concurrency.on_overload(started=started, now=now)
-    return _track_failures(lane, result, now, is_probe=is_probe) if lane.tracks_failures else ()
+    if not lane.tracks_failures or not lane.endpoint.record.has_same_target(tried.record):
+        return ()
+    return _track_failures(lane, result, now, is_probe=is_probe)
 
 
 def _track_failures(

@@ -139,6 +139,10 @@ class Lane:
             if former.failing and not record.failing and record.version > former.version:
                 self.failure_streak.forget()
                 self.reported_failing = False
+            if not record.has_same_target(former):
+                self.breaker.reset()
+                self.failure_streak.forget()
+                self.reported_failing = False
             self._apply_settings(now)
 
     def _apply_settings(self, now: float) -> None:

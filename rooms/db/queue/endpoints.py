@@ -80,6 +80,24 @@ class EndpointRecord:
     status_reason: str | None = field(default=None, compare=False)
     """The reason stored beside the status, for any status."""
 
+    def has_same_target(self, other: "EndpointRecord") -> bool:
+        """Return whether attempts with the other record count for this one.
+
+        It has the same URL, secret and headers, and was not resumed since. A new key of the
+        installation seals these anew without a change.
+        """
+        return self is other or (
+            self.push_url == other.push_url
+            and self.status_since == other.status_since
+            and (
+                self.updated_at == other.updated_at
+                or (
+                    self.encrypted_secrets[:1] == other.encrypted_secrets[:1]
+                    and self.sealed_headers == other.sealed_headers
+                )
+            )
+        )
+
 
 async def load_endpoints(
     connection: Connection, wanted: Iterable[tuple[RoomId, SubscriptionId]]

@@ -45,7 +45,9 @@ class Observer:
         record = await self._installation.endpoint_record(self._lane.subscription_id)
         if record != self._lane.endpoint.record:
             self._lane.update(Endpoint(record, SEAL), now)
-        for event in record_result(self._lane, result, is_probe=False, started=now, now=now):
+        for event in record_result(
+            self._lane, result, tried=self._lane.endpoint, is_probe=False, started=now, now=now
+        ):
             await self.writer.write(event)
 
 

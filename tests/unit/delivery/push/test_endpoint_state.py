@@ -1,6 +1,9 @@
 """Test what the results of attempts show about an endpoint."""
 
 from dataclasses import replace
+from datetime import timedelta
+
+import pytest
 
 from delivery.push.circuit import REPORT_AFTER_S
 from delivery.push.endpoint_state import EndpointSignal, record_result
@@ -13,13 +16,16 @@ from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
 
 THROTTLE = replace(RECORD.throttle, disable_after_ms=60_000)
 WATCHED = replace(RECORD, throttle=THROTTLE)
+LATER = RECORD.updated_at + timedelta(hours=1)
 
 
 def signals_of(lane: Lane, *results: AttemptResult, now: float) -> list[EndpointSignal]:
     return [
         event.signal
         for result in results
-        for event in record_result(lane, result, is_probe=False, started=now, now=now)
+        for event in record_result(
+            lane, result, tried=lane.endpoint, is_probe=False, started=now, now=now
+        )
     ]
 
 
@@ -93,3 +99,62 @@ def test_a_lane_whose_failures_were_cleared_becomes_idle() -> None:
     lane.update(Endpoint(replace(WATCHED, version=4, failing=True), SEAL), 1.0)
     lane.update(Endpoint(replace(WATCHED, version=5), SEAL), 2.0)
     assert lane.is_idle(IDLE_AFTER_S)
+
+
+BREAKS = replace(
+    RECORD, throttle=replace(RECORD.throttle, circuit_failures=2, circuit_window_ms=60_000)
+)
+OTHER_TARGETS = [
+    replace(BREAKS, push_url="https://new.example/hook"),
+    replace(BREAKS, encrypted_secrets=(b"another",), updated_at=LATER),
+    replace(BREAKS, sealed_headers=b"others", updated_at=LATER),
+    replace(BREAKS, status_since=LATER),
+]
+
+
+@pytest.mark.parametrize("changed", OTHER_TARGETS)
+def test_failures_of_former_settings_do_not_open_the_circuit(changed: EndpointRecord) -> None:
+    lane = Lane(tried := Endpoint(BREAKS, SEAL), slots=4, now=0.0)
+    assert signals_of(lane, answered(500), now=1.0) == []
+    lane.update(with_settings(changed), 1.0)
+    late = [
+        record_result(lane, answered(500), tried=tried, is_probe=False, started=1.0, now=2.0)
+        for _ in range(2)
+    ]
+    assert late == [(), ()], "attempts that began before the change"
+    assert signals_of(lane, answered(500), now=2.0) == []
+    assert signals_of(lane, answered(500), now=2.0) == [EndpointSignal.CIRCUIT_OPENED]
+
+
+@pytest.mark.parametrize("changed", OTHER_TARGETS)
+def test_a_probe_with_former_settings_does_not_close_the_circuit(changed: EndpointRecord) -> None:
+    lane = Lane(tried := Endpoint(replace(BREAKS, circuit_open=True), SEAL), slots=4, now=0.0)
+    lane.update(with_settings(replace(changed, circuit_open=True)), 1.0)
+    assert record_result(lane, OK, tried=tried, is_probe=True, started=0.0, now=2.0) == ()
+
+
+def test_settings_that_requests_do_not_show_keep_what_was_counted() -> None:
+    """Such as a limit, a probe that was named, or a new key of the installation."""
+    lane = Lane(Endpoint(BREAKS, SEAL), slots=4, now=0.0)
+    assert signals_of(lane, answered(500), now=1.0) == []
+    for version, changed in enumerate(
+        (
+            replace(BREAKS, updated_at=LATER),
+            replace(BREAKS, updated_at=LATER, encrypted_secrets=(b"sealed anew",)),
+        ),
+        start=BREAKS.version + 1,
+    ):
+        lane.update(with_settings(replace(changed, version=version)), 1.0)
+    assert lane.endpoint.record.has_same_target(replace(BREAKS, updated_at=LATER))
+    tried = lane.endpoint
+    late = record_result(lane, answered(500), tried=tried, is_probe=False, started=1.0, now=2.0)
+    assert [event.signal for event in late] == [EndpointSignal.CIRCUIT_OPENED]
+
+
+def with_settings(record: EndpointRecord) -> Endpoint:
+    """Return an endpoint whose record only seems to be sealed otherwise."""
+    endpoint = Endpoint(
+        replace(record, encrypted_secrets=RECORD.encrypted_secrets, sealed_headers=None), SEAL
+    )
+    endpoint.record = record
+    return endpoint
