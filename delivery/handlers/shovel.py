@@ -180,11 +180,17 @@ class QueueShovel:
         current = self._passes[queue.store_name]
         until = self._clock.monotonic() + MAX_RUN_S
 
+        def has_time() -> bool:
+            return should_continue() and current.left > 0 and self._clock.monotonic() < until
+
         async def work() -> None:
-            while should_continue() and current.left > 0 and self._clock.monotonic() < until:
-                wanted = min(self._batch, current.left)
-                current.left -= wanted  # before the first await, so that other workers see it
+            while has_time():
                 async with self._batches.slot(queue.organisation_id):
+                    # Thousands of workers may wait for a slot, longer than the slice lasts.
+                    if not has_time():
+                        return
+                    wanted = min(self._batch, current.left)
+                    current.left -= wanted  # before the first await, so that other workers see it
                     got = await shovel_batch(
                         pair,
                         queue,

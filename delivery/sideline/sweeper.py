@@ -43,6 +43,9 @@ async def sweep_magazine(
         more = True
         while more and should_continue():
             async with slots:
+                # Hundreds of shards may have waited for their turn.
+                if not should_continue():
+                    return
                 batch = await magazine.sweep(
                     shard, epoch=epoch, older_than_s=older_than_s, limit=limit
                 )

@@ -30,6 +30,7 @@ from delivery.handlers.service import HandlerService
 from delivery.handlers.shovel import QueueShovel
 from delivery.handlers.sweeper import QueueSweeper
 from delivery.magazines.kv_magazines import AsyncKvMagazine
+from delivery.magazines.postgres import PostgresMagazine
 from rooms.db.catalog.handler_queues import (
     clear_one_shot_shovel,
     create_queue,
@@ -44,7 +45,7 @@ from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.domain.handler_queue import Batching, HandlerQueue, ShovelSettings
 from rooms.domain.ids import OrganisationId
 from rooms.domain.job import JobKind
-from rooms.domain.magazine import Entry, sideline_name
+from rooms.domain.magazine import Entry, SweepBatch, sideline_name
 from rooms.errors import (
     ConflictError,
     MagazineMissingError,
@@ -577,6 +578,50 @@ async def test_an_outage_at_the_end_of_a_one_shot_pass_stops_no_other_queue(
     await shovel.run(always)
     assert (await at.found()).settings.shovel is None
     assert at.moved("queued") == 27
+
+
+async def test_no_batch_begins_after_the_slice_that_waited_for_its_turn(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many workers share one place: a pass in slices of five seconds moves everything still."""
+    monkeypatch.setattr(shovelling, "MAX_ORGANISATION_BATCHES", 1)
+    await at.queue(shovel=replace(SHOVEL_NOW, concurrency=8))
+    await (await at.pair()).sideline.load(messages(*range(24)))
+    move, batches = shovelling.shovel_batch, 0
+
+    async def slow(*given: Any, **named: Any) -> int:
+        nonlocal batches
+        batches += 1
+        at.clock.ahead_s += 3
+        return await move(*given, **named)
+
+    monkeypatch.setattr(shovelling, "shovel_batch", slow)
+    shovel = at.shovel()
+    await shovel.run(always)
+    assert batches == 2
+    for _ in range(4):
+        await shovel.run(always)
+    assert at.moved("queued") == 24
+    assert (await at.found()).settings.shovel is None
+
+
+async def test_no_batch_of_a_sweep_begins_after_a_stop(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let all shards wait for one place when the task is stopped."""
+    monkeypatch.setattr(sweeping, "MAX_CONCURRENT_BATCHES", 1)
+    await at.queue(shards=4)
+    sweep, sweeps = PostgresMagazine.sweep, 0
+
+    async def counted(*given: Any, **named: Any) -> SweepBatch:
+        nonlocal sweeps
+        found = await sweep(*given, **named)
+        sweeps += 1
+        return found
+
+    monkeypatch.setattr(PostgresMagazine, "sweep", counted)
+    await at.sweeper(first_s=0).run(lambda: sweeps == 0)
+    assert sweeps == 1
 
 
 @pytest.mark.parametrize("task", ["shovel", "sweep"])
