@@ -38,6 +38,8 @@ _RECORDS_OUTAGE: Final = "reads of handler queue records failed"
 FULL_SCAN_EVERY_S: Final = 30.0
 _EVERY_S: Final = 1.0
 """Seconds between two runs of each task; the shovel and the sweeper also have own schedules."""
+MAX_CONCURRENT_DELETIONS: Final = 4
+"""Each may take a connection or thread of the store for minutes, and one is an organisation's."""
 MIN_ORPHAN_RECORD_AGE: Final = timedelta(minutes=10)
 """Age from which a record without a queue is dropped: a creation may be under way before."""
 
@@ -165,9 +167,10 @@ class QueueReconciler:
 
 
 class QueueDeletions:
-    """Runs the jobs that delete queues, several at a time: a queue may have millions of messages.
+    """Runs the jobs that delete queues: a queue may have millions of messages.
 
-    Organisations take turns, so that none waits for the queues of another.
+    Several organisations have one at a time each, so that none waits for all queues of another. A
+    deletion cannot stop before its end.
     """
 
     name = "deletion of handler queues"
@@ -175,7 +178,13 @@ class QueueDeletions:
     def __init__(self, engine: AsyncEngine, magazines: Magazines, job_queue: JobQueue) -> None:
         self._engine = engine
         self._magazines = magazines
-        self._jobs = JobRunner(job_queue, {JobKind.DELETE_QUEUE: self._run_job}, name=self.name)
+        self._jobs = JobRunner(
+            job_queue,
+            {JobKind.DELETE_QUEUE: self._run_job},
+            name=self.name,
+            max_concurrent=MAX_CONCURRENT_DELETIONS,
+            max_of_organisation=1,
+        )
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Run the open jobs."""

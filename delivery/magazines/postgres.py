@@ -357,6 +357,8 @@ class PostgresMagazines:
         self._relaxed = _ConnectionPool(url, durable=False)
         self._loads = count(start)
         self._fires = count(start)
+        # A step may take seconds: those of several drops take turns on one connection.
+        self._drop_turns = asyncio.Semaphore(1)
 
     async def __aenter__(self) -> Self:
         return self
@@ -426,7 +428,9 @@ class PostgresMagazines:
         last: Row | None = (-1, 0)
         while last is not None:
             step = one | {"shard": last[0], "pointer": last[1]}
-            last = next(iter(await self._durable.run(postgres_sql.DROP_ENTRIES, step)), None)
+            async with self._drop_turns:
+                rows = await self._durable.run(postgres_sql.DROP_ENTRIES, step)
+            last = next(iter(rows), None)
         await self._durable.run(postgres_sql.DROP_MAGAZINE, one)
 
     async def save_queue_record(self, queue: HandlerQueueRecord) -> None:

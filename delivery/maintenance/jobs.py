@@ -10,6 +10,7 @@ do not delay those of others. A cancelled job is no longer open: it stops before
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,13 +120,16 @@ class JobRunner:
         *,
         name: str = "jobs",
         max_concurrent: int = MAX_CONCURRENT_JOBS,
+        max_of_organisation: float = math.inf,
         slice_s: float = SLICE_S,
         poll_s: float = POLL_S,
     ) -> None:
+        """`max_of_organisation`: for jobs that cannot stop when their time slice is over."""
         self.name = name
         self._job_queue = job_queue
         self._handlers = handlers
         self._max_concurrent = max_concurrent
+        self._max_of_organisation = max_of_organisation
         self._slice_s = slice_s
         self._poll_s = poll_s
         self._run_counts: Counter[JobId] = Counter()
@@ -198,13 +202,14 @@ class JobRunner:
             if job.id not in running and state.paused_until.get(job.id, 0.0) <= _now_s():
                 ready.append(job)
         free = self._max_concurrent - len(running)
-        state.slots_exhausted = len(ready) > free
         ready.sort(key=lambda job: self._run_counts[job.id])
         slots = Counter(job.organisation for job in state.running.values())
         turns: list[tuple[int, int, OpenJob]] = []
         for job in ready:
-            turns.append((slots[job.organisation], self._turns[job.organisation], job))
-            slots[job.organisation] += 1
+            if slots[job.organisation] < self._max_of_organisation:
+                turns.append((slots[job.organisation], self._turns[job.organisation], job))
+                slots[job.organisation] += 1
+        state.slots_exhausted = len(turns) > free
         # A stable sort: jobs of one organisation stay in their order.
         turns.sort(key=lambda turn: turn[:2])
         return [job for *_, job in turns[: max(0, free)]]

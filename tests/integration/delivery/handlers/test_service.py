@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
@@ -31,6 +32,7 @@ from delivery.handlers.shovel import QueueShovel
 from delivery.handlers.sweeper import QueueSweeper
 from delivery.magazines.kv_magazines import AsyncKvMagazine
 from delivery.magazines.postgres import PostgresMagazine
+from delivery.maintenance.jobs import MAX_CONCURRENT_JOBS
 from rooms.db.catalog.handler_queues import (
     clear_one_shot_shovel,
     create_queue,
@@ -1142,6 +1144,57 @@ async def test_a_long_deletion_delays_no_other_queue(
     assert (await at.pair()).sideline.shards == SMALL.shards
     proceed.set()
     await deletions
+    assert await list_deleting(at.engine) == []
+
+
+async def test_many_long_deletions_delay_none_of_another_organisation(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ask for that of another one when those of the first are under way."""
+    other = OrganisationId("00000000-0000-7000-8000-00000000000b")
+    proceed = asyncio.Event()
+    begun: list[str] = []
+
+    async def ask_for_deletion(organisation: OrganisationId, number: int) -> None:
+        async with transaction(at.engine) as connection:
+            queue = await create_queue(
+                connection, organisation, f"q{number}", SMALL, new_id=f"{number}"
+            )
+            await mark_deleting(connection, queue.store_name)
+            await create_job(
+                connection,
+                organisation,
+                JobKind.DELETE_QUEUE,
+                new_id=str(uuid4()),
+                room=None,
+                arguments={"queue": queue.name, "store_name": queue.store_name},
+            )
+
+    async def slow(magazines: Magazines, name: str) -> None:
+        begun.append(name)
+        if name != "queue-100":
+            await proceed.wait()
+        await drop_queue_magazines(magazines, name)
+
+    async def are_begun() -> bool:
+        return len(begun) > 0
+
+    async def is_other_gone() -> bool:
+        return "queue-100" not in await list_deleting(at.engine)
+
+    async with transaction(at.engine) as connection:
+        await ensure_organisation(connection, "other", other)
+    for number in range(MAX_CONCURRENT_JOBS):
+        await ask_for_deletion(at.organisation, number)
+    monkeypatch.setattr(tasks, "drop_queue_magazines", slow)
+    deletions = asyncio.create_task(at.deletions().run(always))
+    await until(are_begun, "the deletions to begin")
+    await ask_for_deletion(other, 100)
+    try:
+        await until(is_other_gone, "the deletion of the other organisation's queue")
+    finally:
+        proceed.set()
+        await deletions
     assert await list_deleting(at.engine) == []
 
 

@@ -3,19 +3,22 @@
 The generic plans of their statements stay good however the shards grow.
 """
 
+import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from delivery.magazines import postgres_sql
-from rooms.domain.magazine import Entry
+from rooms.db.writer import LogWriter
+from rooms.domain.magazine import Entry, MagazineName
 from rooms.errors import MagazineMissingError
-from tests.support.installation import until
+from tests.support.installation import PATIENCE_S, until
 from tests.support.magazines import (
     ALL_STUCK_S,
     EPOCH,
@@ -152,6 +155,40 @@ async def test_a_drop_reads_no_entry_that_it_has_deleted(database: str) -> None:
         assert before is not None
         assert after is not None
         assert 0 < after - before < 25_000
+
+
+async def test_drops_leave_connections_to_other_calls(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load while steps of as many drops as there are connections take long."""
+    run, proceed = LogWriter.run, asyncio.Event()
+    begun = 0
+
+    async def slow(writer: LogWriter, statement: str, parameters: Any) -> Any:
+        nonlocal begun
+        if statement == postgres_sql.DROP_ENTRIES:
+            await proceed.wait()
+        found = await run(writer, statement, parameters)
+        begun += statement == postgres_sql.DROP_POINTERS
+        return found
+
+    async def are_begun() -> bool:
+        return begun == len(names)
+
+    async with opened(database) as magazines:
+        kept = await magazines.create(NAME)
+        names = [MagazineName(f"dropped-{n}") for n in range(3)]
+        for name in names:
+            await magazines.create(name)
+        monkeypatch.setattr(LogWriter, "run", slow)
+        drops = [asyncio.create_task(magazines.drop(name)) for name in names]
+        await until(are_begun, "the drops to begin")
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await kept.load([Entry(id="a", body=b"x")])
+        finally:
+            proceed.set()
+        assert await asyncio.gather(*drops) == [True] * 3
 
 
 async def test_a_drop_that_was_broken_off_is_taken_up(database: str) -> None:
