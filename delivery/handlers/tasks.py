@@ -115,17 +115,7 @@ class QueueReconciler:
 
     async def _reconcile(self, queue: HandlerQueue, now: datetime) -> None:
         if queue.is_purgeable(now):
-            _log.info("deleting the queue %s, which expired long ago", queue.store_name)
-            async with transaction(self._engine) as connection:
-                await mark_deleting(connection, queue.store_name)
-                await create_job(
-                    connection,
-                    queue.organisation_id,
-                    JobKind.DELETE_QUEUE,
-                    new_id=self._new_job_id(),
-                    room=None,
-                    arguments={"queue": queue.name, "store_name": queue.store_name},
-                )
+            await self._request_deletion(queue)
             return
         try:
             magazines = await self._magazine_cache.get(queue)
@@ -144,6 +134,23 @@ class QueueReconciler:
             self._report_depth(queue.store_name, which, depth)
         self._reported.add(queue.store_name)
         self._reconciled[queue.store_name] = queue.updated_at, queue.active
+
+    async def _request_deletion(self, queue: HandlerQueue) -> None:
+        async with transaction(self._engine) as connection:
+            # It was read before all others were reconciled: its owner may have kept it since.
+            if not await mark_deleting(
+                connection, queue.store_name, unchanged_since=queue.updated_at
+            ):
+                return
+            await create_job(
+                connection,
+                queue.organisation_id,
+                JobKind.DELETE_QUEUE,
+                new_id=self._new_job_id(),
+                room=None,
+                arguments={"queue": queue.name, "store_name": queue.store_name},
+            )
+        _log.info("deleting the queue %s, which expired long ago", queue.store_name)
 
     async def _drop_orphan_records(self) -> None:
         """Drop records without a queue: of an interrupted creation, or from an older backup."""

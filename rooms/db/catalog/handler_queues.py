@@ -195,13 +195,19 @@ async def clear_one_shot_shovel(
     return (await connection.execute(statement)).first() is not None
 
 
-async def mark_deleting(connection: AsyncConnection, store_name: str) -> None:
-    """Hide the queue from everything but its deletion; its name is free when that is done."""
-    await connection.execute(
-        update(queues)
-        .where(queues.c.name == store_name)
-        .values(deleting=True, updated_at=func.now())
-    )
+async def mark_deleting(
+    connection: AsyncConnection, store_name: str, *, unchanged_since: datetime | None = None
+) -> bool:
+    """Hide the queue from everything but its deletion; its name is free when that is done.
+
+    `unchanged_since`: only if it was not changed after that time. Return False where it is not
+    there, was changed, or is being deleted already.
+    """
+    statement = update(queues).where(queues.c.name == store_name, queues.c.deleting.is_(False))
+    if unchanged_since is not None:
+        statement = statement.where(queues.c.updated_at == unchanged_since)
+    statement = statement.values(deleting=True, updated_at=func.now())
+    return (await connection.execute(statement.returning(queues.c.name))).first() is not None
 
 
 async def list_deleting(engine: AsyncEngine) -> Sequence[str]:

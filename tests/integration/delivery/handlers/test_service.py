@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from math import inf
 from typing import Any
 from uuid import uuid4
 
@@ -1067,6 +1068,26 @@ async def test_an_expired_queue_is_inactive_before_it_is_deleted(at: Desk) -> No
     await at.deletions().run(always)
     assert await list_deleting(at.engine) == []
     assert await at.magazines.list_queue_records(active=False) == []
+
+
+async def test_a_queue_that_was_changed_meanwhile_is_not_deleted(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let its owner keep it when the task has already read that it expired long ago."""
+    await at.queue(queue_expiry_s=0)
+    earlier = tasks.earlier_time
+
+    async def keep(*given: Any) -> datetime:
+        await at.changed(queue_expiry_s=None)
+        return await earlier(*given)
+
+    monkeypatch.setattr(tasks, "earlier_time", keep)
+    keeping = at.keeping()
+    keeping._next_full_scan = inf
+    await keeping.run(always)
+    assert await list_deleting(at.engine) == []
+    assert await JobQueue(at.writer).fetch_open({JobKind.DELETE_QUEUE}) == []
+    assert (await at.found()).active
 
 
 async def test_a_fast_clock_deletes_no_queue(at: Desk) -> None:
