@@ -19,6 +19,7 @@ from delivery.maintenance.task_context import TaskContext
 from rooms.db.catalog.handler_queues import (
     delete_queue,
     existing_names,
+    hold_queue,
     list_abandoned,
     mark_deleting,
 )
@@ -123,11 +124,15 @@ class QueueReconciler:
                 (await magazine.state()).depth for magazine in (magazines.main, magazines.sideline)
             ]
         except MagazineMissingError:
-            _log.warning(
-                "the store has lost magazines of the queue %s: creating them again, empty",
-                queue.store_name,
-            )
-            await self._magazine_cache.create(queue, now)
+            async with transaction(self._engine) as connection:
+                # A deletion drops them, too: what is made again after it would stay for ever.
+                if not await hold_queue(connection, queue.store_name):
+                    return
+                _log.warning(
+                    "the store has lost magazines of the queue %s: creating them again, empty",
+                    queue.store_name,
+                )
+                await self._magazine_cache.create(queue, now)
             depths = [0, 0]
         await self._magazines.save_queue_record(queue.to_record())
         for which, depth in zip(("main", "sideline"), depths, strict=True):

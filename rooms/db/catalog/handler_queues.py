@@ -195,6 +195,14 @@ async def clear_one_shot_shovel(
     return (await connection.execute(statement)).first() is not None
 
 
+async def hold_queue(connection: AsyncConnection, store_name: str) -> bool:
+    """Let no deletion of the queue begin before the transaction ends; False: one has begun."""
+    statement = select(queues.c.name).where(
+        queues.c.name == store_name, queues.c.deleting.is_(False)
+    )
+    return (await connection.execute(statement.with_for_update(read=True))).first() is not None
+
+
 async def mark_deleting(
     connection: AsyncConnection, store_name: str, *, unchanged_since: datetime | None = None
 ) -> bool:

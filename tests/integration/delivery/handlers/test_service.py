@@ -48,7 +48,7 @@ from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.domain.handler_queue import Batching, HandlerQueue, ShovelSettings
 from rooms.domain.ids import OrganisationId
 from rooms.domain.job import JobKind
-from rooms.domain.magazine import Entry, SweepBatch, sideline_name
+from rooms.domain.magazine import Entry, SweepBatch, main_magazine_name, sideline_name
 from rooms.errors import (
     ConflictError,
     MagazineMissingError,
@@ -1088,6 +1088,28 @@ async def test_a_queue_that_was_changed_meanwhile_is_not_deleted(
     assert await list_deleting(at.engine) == []
     assert await JobQueue(at.writer).fetch_open({JobKind.DELETE_QUEUE}) == []
     assert (await at.found()).active
+
+
+async def test_no_magazine_of_a_queue_is_made_again_while_it_is_deleted(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begin the deletion when the task has already read the queue."""
+    await at.queue()
+    earlier = tasks.earlier_time
+
+    async def delete(*given: Any) -> datetime:
+        async with transaction(at.engine) as connection:
+            await mark_deleting(connection, NAME)
+        await at.magazines.drop(main_magazine_name(NAME))
+        return await earlier(*given)
+
+    monkeypatch.setattr(tasks, "earlier_time", delete)
+    keeping = at.keeping()
+    keeping._next_full_scan = inf
+    await keeping.run(always)
+    with pytest.raises(MagazineMissingError):
+        await at.magazines.open(main_magazine_name(NAME))
+    assert at.reported == []
 
 
 async def test_a_fast_clock_deletes_no_queue(at: Desk) -> None:
