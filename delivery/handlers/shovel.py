@@ -40,6 +40,8 @@ MAX_CONCURRENT_QUEUES: Final = 64
 MAX_CONCURRENT_BATCHES: Final = 16
 """Batches of all queues together, each of which may have `MAX_BATCH_BYTES` in memory."""
 MAX_ORGANISATION_BATCHES: Final = 8
+MAX_LEFT_PER_S: Final = 2_000
+"""Messages shoveled too often that a queue's passes move to the end, averaged over all time."""
 _MAX_QUEUE_BATCHES: Final = 64
 
 OnShoveled = Callable[[str, str, int], None]
@@ -51,6 +53,7 @@ class ShovelPass:
 
     left: int
     schedule: ShovelSettings
+    too_often: int = 0
 
 
 class QueueShovel:
@@ -154,7 +157,9 @@ class QueueShovel:
             await self._end_pass(queue, schedule)
 
     async def _end_pass(self, queue: HandlerQueue, schedule: ShovelSettings) -> None:
-        pause_s = float(schedule.interval_s)
+        # Otherwise a sideline of what stays would be written anew all the time.
+        rest_s = self._passes[queue.store_name].too_often / MAX_LEFT_PER_S
+        pause_s = max(float(schedule.interval_s), rest_s)
         try:
             if schedule.one_shot:
                 async with transaction(self._engine) as connection:
@@ -183,6 +188,11 @@ class QueueShovel:
         def has_time() -> bool:
             return should_continue() and current.left > 0 and self._clock.monotonic() < until
 
+        def on_shoveled(name: str, outcome: str, count: int) -> None:
+            if outcome == "too_often":
+                current.too_often += count
+            self._on_shoveled(name, outcome, count)
+
         async def work() -> None:
             while has_time():
                 async with self._batches.slot(queue.organisation_id):
@@ -196,7 +206,7 @@ class QueueShovel:
                         queue,
                         wanted,
                         now=self._clock.now(),
-                        on_shoveled=self._on_shoveled,
+                        on_shoveled=on_shoveled,
                         on_loaded=self._on_loaded,
                     )
                 # Less than wanted where others fire from the same shards: the rest is still there.

@@ -33,6 +33,7 @@ from delivery.handlers.shovel import QueueShovel
 from delivery.handlers.sweeper import QueueSweeper
 from delivery.magazines.kv_magazines import AsyncKvMagazine
 from delivery.magazines.postgres import PostgresMagazine
+from delivery.maintenance.age_limits import earlier_time
 from delivery.maintenance.jobs import MAX_CONCURRENT_JOBS
 from rooms.db.catalog.handler_queues import (
     clear_one_shot_shovel,
@@ -416,6 +417,28 @@ async def test_a_pass_ends_although_its_messages_fail_at_once(at: Desk) -> None:
     await shovel.run(always)
     assert at.moved("too_often") == 10
     assert all(one.fire_ts is None for one in await all_of(pair.sideline))
+
+
+async def test_messages_that_stay_are_not_moved_without_end(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The more a pass has left, the later is the next one, whatever the interval."""
+    monkeypatch.setattr(shovelling, "MAX_LEFT_PER_S", 2)
+    await at.queue(shovel=ShovelSettings(interval_s=1, max_shovels=1))
+    pair = await at.pair()
+    await pair.sideline.load([replace(one, shovels=1) for one in messages(*range(10))])
+    shovel = at.shovel()
+    await shovel.run(always)
+    at.clock.ahead_s += 1
+    await shovel.run(always)
+    assert at.moved("too_often") == 10
+    await pair.sideline.load(messages("new"))
+    at.clock.ahead_s += 4
+    await shovel.run(always)
+    assert (at.moved("too_often"), at.moved("queued")) == (10, 0)
+    at.clock.ahead_s += 1
+    await shovel.run(always)
+    assert (at.moved("too_often"), at.moved("queued")) == (20, 1)
 
 
 async def test_expired_messages_are_deleted_from_the_sideline(at: Desk) -> None:
@@ -1075,11 +1098,10 @@ async def test_a_queue_that_was_changed_meanwhile_is_not_deleted(
 ) -> None:
     """Let its owner keep it when the task has already read that it expired long ago."""
     await at.queue(queue_expiry_s=0)
-    earlier = tasks.earlier_time
 
     async def keep(*given: Any) -> datetime:
         await at.changed(queue_expiry_s=None)
-        return await earlier(*given)
+        return await earlier_time(*given)
 
     monkeypatch.setattr(tasks, "earlier_time", keep)
     keeping = at.keeping()
@@ -1095,13 +1117,12 @@ async def test_no_magazine_of_a_queue_is_made_again_while_it_is_deleted(
 ) -> None:
     """Begin the deletion when the task has already read the queue."""
     await at.queue()
-    earlier = tasks.earlier_time
 
     async def delete(*given: Any) -> datetime:
         async with transaction(at.engine) as connection:
             await mark_deleting(connection, NAME)
         await at.magazines.drop(main_magazine_name(NAME))
-        return await earlier(*given)
+        return await earlier_time(*given)
 
     monkeypatch.setattr(tasks, "earlier_time", delete)
     keeping = at.keeping()
