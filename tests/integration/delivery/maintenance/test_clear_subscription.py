@@ -281,7 +281,8 @@ async def test_the_subscriber_clears_its_own_and_the_owner_does_not(api: Api) ->
             assert answer.status_code == 422
             assert answer.json()["errors"][0]["field"] == "confirm"
     done = await ended(api, subscriber, mine, "clear")
-    assert (done["result"], done["total"]) == ({"cancelled": 1}, 1), "it counts no others"
+    # In a room of others, a count would say how many it may not know of.
+    assert (done["result"], done["total"]) == (None, None)
     assert (await api.call("GET", "/jobs", owner.key)).json()["items"] == []
     assert await pulled(api, subscriber, mine["id"]) == []
     assert await pulled(api, owner, own["id"]) == [kept]
