@@ -136,7 +136,7 @@ WITH gone AS (
     UPDATE subscriptions u SET sideline_shards = NULL
     FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, id)
     WHERE u.room_id = ANY (ARRAY[v.room_id]) AND u.id = v.id AND u.status IN ({", ".join(f"'{status}'" for status in sorted(ENDED_STATUSES))})
-        AND NOT EXISTS (SELECT FROM sidelined s WHERE s.subscription_id = u.id) RETURNING 1
+        AND NOT EXISTS (SELECT FROM sidelined s WHERE s.subscription_id = u.id AND -s.room_id = -u.room_id) RETURNING 1
 ) SELECT 0, count(*) FROM gone
 """  # noqa: S608 - constants of this package
 
