@@ -214,11 +214,6 @@ class StaleCopyDrain:
         self._turns: WeakValueDictionary[OrganisationId, asyncio.Lock] = WeakValueDictionary()
         self._slots = asyncio.Semaphore(MAX_DRAINS)
 
-    @property
-    def is_busy(self) -> bool:
-        """Return whether a queue is drained, or waits for it."""
-        return bool(self._timers or self._tasks)
-
     def schedule(self, key: PullTarget) -> None:
         """Drain this queue after a while, because it has outdated copies."""
         if key not in self._timers and key not in self._in_line:

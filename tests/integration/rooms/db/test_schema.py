@@ -95,6 +95,19 @@ def before_several(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return database
 
 
+async def until_held_up(database: str, caplog: pytest.LogCaptureFixture) -> "asyncio.Task[object]":
+    """Begin to migrate, and return when the holder of a lock is named."""
+    migrating: asyncio.Task[object] = asyncio.create_task(
+        asyncio.to_thread(migrate, database, lock_wait_s=1)
+    )
+
+    async def is_logged() -> bool:
+        return migrating.done() or HOLDER in caplog.text
+
+    await until(is_logged, "the holder to be named")
+    return migrating
+
+
 async def test_the_time_for_a_lock_begins_again_after_progress(
     installation: Installation,
     before_several: str,
@@ -103,12 +116,7 @@ async def test_the_time_for_a_lock_begins_again_after_progress(
 ) -> None:
     async with holder.transaction():
         await holder.execute("LOCK TABLE subscriptions IN ACCESS SHARE MODE")
-        migrating = asyncio.create_task(asyncio.to_thread(migrate, before_several, lock_wait_s=1))
-
-        async def is_logged() -> bool:
-            return migrating.done() or HOLDER in caplog.text
-
-        await until(is_logged, "the holder to be named")
+        migrating = await until_held_up(before_several, caplog)
     await migrating
     assert await describe_missing(holder) is None
 
@@ -125,12 +133,7 @@ async def test_an_index_build_that_is_the_first_revision_is_tried_again(
     monkeypatch.setattr(concurrent_indexes, "_LIMITS", limits)
     async with holder.transaction():
         await holder.execute("LOCK TABLE held IN ROW EXCLUSIVE MODE")
-        migrating = asyncio.create_task(asyncio.to_thread(migrate, before_several, lock_wait_s=1))
-
-        async def is_logged() -> bool:
-            return migrating.done() or HOLDER in caplog.text
-
-        await until(is_logged, "the holder to be named")
+        migrating = await until_held_up(before_several, caplog)
     await migrating
     assert await describe_missing(holder) is None
 
