@@ -17,7 +17,7 @@ message of last month is in that month's partition.
 # ruff: noqa: E501 - SQL statements keep their lines
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -203,9 +203,15 @@ class ExportConnection:
             self.system = self._value(SYSTEM_IDENTIFIER)
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        if self._connection is not None:
-            self._connection.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if self._connection is None:
+            return
+        if kind is None:
+            # The server notices a closed connection some time later, and another export may be
+            # asked for until then.
+            with suppress(psycopg.Error):
+                self._connection.execute("SELECT pg_advisory_unlock_all()")
+        self._connection.close()
 
     def cancel(self) -> None:
         """Cancel the statement that is running, from any thread."""

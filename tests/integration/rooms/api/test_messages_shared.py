@@ -38,7 +38,7 @@ async def test_a_body_shows_owner_and_publisher_the_counts_and_a_subscriber_its_
 ) -> None:
     await shared.key("publisher", "till", ["publish"], application="till-4")
     message = await shared.publish(
-        "till", PAID, id="mine-1", business_key="b-1", correlation_id="c-1"
+        "till", PAID, id="mine-1", business_key="business-1", correlation_id="c-1"
     )
     await shared.api.sql(
         "UPDATE deliveries SET state = 'delivered', attempts = 1 WHERE subscription_id = %s RETURNING 1",
@@ -49,7 +49,7 @@ async def test_a_body_shows_owner_and_publisher_the_counts_and_a_subscriber_its_
         "publisher_organisation": "publisher",
         "application": "till-4",
         "caller_id": "mine-1",
-        "business_key": "b-1",
+        "business_key": "business-1",
     }
     for key in ("admin", "publisher"):
         body = await shared.read(f"/messages/{message}", key)
@@ -66,7 +66,7 @@ async def test_a_body_shows_owner_and_publisher_the_counts_and_a_subscriber_its_
         assert (body["fanout"], body["states"]) == (1, states)
         assert body["payload"] == {"n": 1}
         assert body["correlation_id"] == "c-1"
-        hidden_from(body, "mine-1", "b-1", "till-4", shared.organisations["publisher"])
+        hidden_from(body, "mine-1", "business-1", "till-4", shared.organisations["publisher"])
         assert body["publisher_id"] is body["publisher_organisation"] is None
         (item,) = (await shared.read(f"/rooms/{shared.room}/messages", key))["items"]
         assert item == {name: body[name] for name in item}

@@ -195,6 +195,27 @@ def test_a_row_that_is_written_late_about_an_old_message_is_exported_once(
     assert sealed(out) == written(database)
 
 
+def test_an_export_follows_another_whose_end_the_server_has_not_noticed(
+    exporter: Exporter, scribe: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[psycopg.Connection[Any]] = []
+
+    def close(connection: psycopg.Connection[Any]) -> None:
+        late.append(connection)
+
+    try:
+        for _ in range(3):
+            scribe.write(1)
+            scribe.commit()
+            with monkeypatch.context() as patch:
+                patch.setattr(psycopg.Connection, "close", close)
+                assert exporter.run().rows == 1
+        assert len(late) == 3
+    finally:
+        for connection in late:
+            connection.close()
+
+
 def test_rows_of_a_range_are_found_without_reading_the_table(
     database: str, scribe: LogWriter
 ) -> None:
