@@ -32,7 +32,6 @@ from delivery.handlers.service import HandlerService
 from delivery.handlers.shovel import QueueShovel
 from delivery.handlers.sweeper import QueueSweeper
 from delivery.magazines.kv_magazines import AsyncKvMagazine
-from delivery.magazines.postgres import PostgresMagazine
 from delivery.maintenance.age_limits import earlier_time
 from delivery.maintenance.jobs import MAX_CONCURRENT_JOBS
 from rooms.db.catalog.handler_queues import (
@@ -637,15 +636,16 @@ async def test_no_batch_of_a_sweep_begins_after_a_stop(
     """Let all shards wait for one place when the task is stopped."""
     monkeypatch.setattr(sweeping, "MAX_CONCURRENT_BATCHES", 1)
     await at.queue(shards=4)
-    sweep, sweeps = PostgresMagazine.sweep, 0
+    adapter: Any = type((await at.pair()).main)
+    sweep, sweeps = adapter.sweep, 0
 
     async def counted(*given: Any, **named: Any) -> SweepBatch:
         nonlocal sweeps
-        found = await sweep(*given, **named)
+        found: SweepBatch = await sweep(*given, **named)
         sweeps += 1
         return found
 
-    monkeypatch.setattr(PostgresMagazine, "sweep", counted)
+    monkeypatch.setattr(adapter, "sweep", counted)
     await at.sweeper(first_s=0).run(lambda: sweeps == 0)
     assert sweeps == 1
 
