@@ -227,7 +227,7 @@ async def test_pulls_that_left_a_broker_that_hangs_leave_nothing() -> None:
                 task.cancel()
             await asyncio.wait(opening)
             assert all(task.cancelled() for task in opening)
-        waiting = [one for one in gc.get_objects() if isinstance(one, Future)]
+        waiting = [one for one in gc.get_objects() if type(one) is Future]
         assert len(waiting) < 100
 
 

@@ -95,7 +95,7 @@ async def test_a_replay_that_waits_for_its_rate_holds_no_payload(
     held: list[int] = []
 
     async def sleep(_seconds: float, _go_on: ShouldContinue) -> bool:
-        held.append(size_of([one for one in gc.get_objects() if isinstance(one, PastMessage)]))
+        held.append(size_of([one for one in gc.get_objects() if type(one) is PastMessage]))
         return True
 
     monkeypatch.setattr(replay_module, "sleep_unless_stopped", sleep)
