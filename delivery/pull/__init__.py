@@ -4,7 +4,7 @@
     responses.py        messages and results as JSON; a payload is the bytes that were published
     target.py           the queue that a request is for, and message selectors
     service.py          all of it, as the calls that the routes make
-    quota.py            how many consumers of an organisation may wait
+    consumer_limit.py   how many consumers of an organisation may wait
     waiters.py          consumers that wait, in one wait queue per key
     wait_queue.py       one wait queue, and what is requested and leased for it
     name_group.py       priorities of the wait queues of one subscription

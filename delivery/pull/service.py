@@ -9,12 +9,12 @@ from typing import Any, Final, Self, TypeVar
 
 from delivery.pull.access import AccessMonitor, CheckKeys, Loss
 from delivery.pull.broker_source import BrokerSource
+from delivery.pull.consumer_limit import MAX_CONSUMERS, ConsumerLimit
 from delivery.pull.dispatch import ConsumerState
 from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
 from delivery.pull.open_queues import MAX_OPEN_QUEUES, OpenQueues
 from delivery.pull.postgres_source import LeaseSource, Notify, PostgresSource
-from delivery.pull.quota import MAX_CONSUMERS, ConsumerQuota
 from delivery.pull.requests import (
     AckRequest,
     ExtendRequest,
@@ -97,7 +97,7 @@ class PullService:
         selective_leaser: SelectiveLeaser,
         query_writer: LogWriter,
         access_writer: LogWriter,
-        quota: ConsumerQuota,
+        consumer_limit: ConsumerLimit,
         check_keys: CheckKeys | None = None,
     ) -> None:
         """Call the source at most `max_in_flight` times at a time.
@@ -134,10 +134,10 @@ class PullService:
             lease_service=lease_service,
             lease_store=lease_store,
             query_writer=query_writer,
-            quota=quota,
+            consumer_limit=consumer_limit,
             monitor=self._monitor,
         )
-        self._quota = quota
+        self._consumer_limit = consumer_limit
         self._tasks: set[asyncio.Task[None]] = set()
         self._poll_task: asyncio.Task[None] | None = None
 
@@ -195,11 +195,11 @@ class PullService:
         self._pull_counter.inc()
         if not request.wait_ms:
             return await self._poll(principal, key, request, None)
-        self._quota.acquire(key.organisation)
+        self._consumer_limit.acquire(key.organisation)
         try:
             return await self._poll(principal, key, request, wait_disconnect)
         finally:
-            self._quota.release(key.organisation)
+            self._consumer_limit.release(key.organisation)
 
     async def _poll(
         self,
@@ -478,7 +478,7 @@ async def open_pull_service(
                 ),
                 query_writer=query_writer,
                 access_writer=access_writer,
-                quota=ConsumerQuota(max_consumers, metrics.consumers_refused.inc),
+                consumer_limit=ConsumerLimit(max_consumers, metrics.consumers_refused.inc),
                 check_keys=check_keys,
             )
         )

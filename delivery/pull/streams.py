@@ -9,9 +9,9 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 from delivery.pull.access import AccessMonitor, WatchedConsumer
+from delivery.pull.consumer_limit import ConsumerLimit, stream_weight
 from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
-from delivery.pull.quota import ConsumerQuota, stream_weight
 from delivery.pull.requests import (
     AckRequest,
     ExtendRequest,
@@ -50,7 +50,7 @@ class Streams:
         lease_service: LeaseService,
         lease_store: LeaseStatements,
         query_writer: LogWriter,
-        quota: ConsumerQuota,
+        consumer_limit: ConsumerLimit,
         monitor: AccessMonitor,
     ) -> None:
         """Use `query_writer` only for reading; it may be shared."""
@@ -58,7 +58,7 @@ class Streams:
         self._lease_service = lease_service
         self._lease_store = lease_store
         self._query_writer = query_writer
-        self._quota = quota
+        self._consumer_limit = consumer_limit
         self._loop = asyncio.get_running_loop()
         self._monitor = monitor
         self._open: dict[Stream, WatchedConsumer] = {}
@@ -111,14 +111,16 @@ class Streams:
         """
         keys = [parse_target(principal, subscription) for subscription in subscriptions]
         organisation, weight = principal.organisation_id, stream_weight(keys)
-        self._quota.acquire(organisation, weight)  # first: what is refused costs no look-up
+        self._consumer_limit.acquire(
+            organisation, weight
+        )  # first: what is refused costs no look-up
         try:
             for key in keys:
                 access = await self._lease_store.access(key)
                 if (error := access_error(access, key)) is not None:
                     raise error
         except BaseException:
-            self._quota.release(organisation, weight)
+            self._consumer_limit.release(organisation, weight)
             raise
         selections = [PullSelection(key, request.selector) for key in keys]
         peeks = []
@@ -161,7 +163,9 @@ class Streams:
         if not self._open:
             self._has_streams.clear()
         self._monitor.forget(consumer)
-        self._quota.release(consumer.principal.organisation_id, stream_weight(consumer.targets))
+        self._consumer_limit.release(
+            consumer.principal.organisation_id, stream_weight(consumer.targets)
+        )
         self._closed.set()
         stream.close()
         for lease in stream.unsettled:

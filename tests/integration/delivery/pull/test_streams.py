@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from delivery.pull import stream as stream_module
-from delivery.pull.quota import ConsumerQuota
+from delivery.pull.consumer_limit import ConsumerLimit
 from delivery.pull.requests import AckRequest, NackRequest
 from delivery.pull.stream import EndReason
 from delivery.pull.target import PullTarget
@@ -298,7 +298,7 @@ async def test_a_refused_stream_costs_no_statement_and_a_failed_one_keeps_no_pla
 ) -> None:
     """A stream names up to a hundred subscriptions, each of which is looked up."""
     streams, looks = counter.puller.streams, list[PullTarget]()
-    quota = streams._quota = ConsumerQuota(1, lambda: None)
+    limit = streams._consumer_limit = ConsumerLimit(1, lambda: None)
     access = streams._lease_store.access
 
     async def count(key: PullTarget) -> SubscriptionAccess:
@@ -309,11 +309,11 @@ async def test_a_refused_stream_costs_no_statement_and_a_failed_one_keeps_no_pla
     push = counter.house.subscription(counter.room, "PUSH")
     with pytest.raises(ConflictError):
         await opened(counter, counter.queue, push)
-    assert not quota._waiting
+    assert not limit._waiting
     stream = await opened(counter)
     with closing(counter, stream):
         looks.clear()
         with pytest.raises(RateLimitedError):
             await opened(counter)
         assert not looks
-    assert not quota._waiting
+    assert not limit._waiting

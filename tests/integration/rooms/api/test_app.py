@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from delivery.pull.quota import ConsumerQuota
+from delivery.pull.consumer_limit import ConsumerLimit
 from rooms.api.server.responses import SECURITY_HEADERS
 from rooms.app.api import make_asgi
 from tests.integration.rooms.api.conftest import Api
@@ -94,9 +94,9 @@ async def test_a_key_authenticates_a_connection_on_every_route(server: Server) -
 async def test_an_organisation_has_so_many_streams_and_polls_that_wait(server: Server) -> None:
     """Check the bound: each of them holds memory for as long as its client likes."""
     refused: list[bool] = []
-    quota = ConsumerQuota(2, lambda: refused.append(True))
+    limit = ConsumerLimit(2, lambda: refused.append(True))
     puller = server.api.services.pull_service
-    puller._quota = puller.streams._quota = quota
+    puller._consumer_limit = puller.streams._consumer_limit = limit
     room = await server.api.room()
     queue = (await server.api.subscription(room["id"], "one", type="PULL"))["id"]
 
@@ -108,7 +108,7 @@ async def test_an_organisation_has_so_many_streams_and_polls_that_wait(server: S
 
     async with server.events(f"/subscriptions/{queue}/stream"):
         waiting = asyncio.create_task(poll(30_000))
-        await until(lambda: len(quota._waiting) == 1 and max(quota._waiting.values()) == 2)
+        await until(lambda: len(limit._waiting) == 1 and max(limit._waiting.values()) == 2)
         answer = await server.http.get(f"/v1/subscriptions/{queue}/stream", headers=key(server))
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "1"
@@ -116,5 +116,5 @@ async def test_an_organisation_has_so_many_streams_and_polls_that_wait(server: S
         assert await poll(0) == 200
         await server.api.services.pull_service.end_polls()
         assert await waiting == 200
-    await until(lambda: not quota._waiting)
+    await until(lambda: not limit._waiting)
     assert refused == [True, True]

@@ -8,12 +8,10 @@ import pytest
 
 from delivery.pull import access
 from delivery.pull.access import AccessMonitor, Loss, WatchedConsumer
-from delivery.pull.quota import ConsumerQuota, stream_weight
 from delivery.pull.target import PullTarget
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
-from rooms.errors import RateLimitedError
 
 OWNER = OrganisationId("owner")
 PRINCIPAL = Principal(
@@ -124,18 +122,3 @@ async def test_nothing_is_kept_of_consumers_that_are_forgotten(
     for _ in range(10):
         await asyncio.sleep(0)
     assert looks.asked == []
-
-
-def test_a_stream_of_many_subscriptions_counts_as_several() -> None:
-    refused: list[None] = []
-    quota = ConsumerQuota(12, lambda: refused.append(None))
-    weights = [stream_weight(range(count)) for count in (0, 1, 10, 11, 100)]
-    assert weights == [1, 1, 1, 2, 10]
-    quota.acquire(OWNER, 10)
-    quota.acquire(OWNER)
-    with pytest.raises(RateLimitedError):
-        quota.acquire(OWNER, 2)
-    assert len(refused) == 1
-    quota.acquire(OrganisationId("other"), 12)
-    quota.release(OWNER, 10)
-    quota.acquire(OWNER, 11)

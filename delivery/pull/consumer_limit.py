@@ -16,7 +16,7 @@ def stream_weight(targets: Sized) -> int:
     return max(1, -(-len(targets) // SUBSCRIPTIONS_OF_ONE))
 
 
-class ConsumerQuota:
+class ConsumerLimit:
     """Count the streams and waiting polls of each organisation.
 
     `on_refused` is called for each refusal.
