@@ -27,7 +27,7 @@ With an external broker also:
 
 | task | every | does |
 | --- | --- | --- |
-| `due.py` | 500 ms | sends scheduled deliveries once the broker's horizon reaches them |
+| `due.py` | 500 ms | sends scheduled deliveries once they are due within the look-ahead |
 | `resend.py` recovery | 2 s | sends again what the broker lost |
 | `dead_letters.py` | 5 s | sidelines what readers of native queues rejected |
 | `cleanup.py` users | 2 s | keeps the broker's users in step with native subscriptions |

@@ -1,4 +1,4 @@
-"""Sends deliveries that were scheduled beyond the broker's horizon, once the horizon reaches them.
+"""Send deliveries that were scheduled beyond the look-ahead, once they are due within it.
 
 They are stored in scheduling shards, which the election assigns like any other partition. Their
 number is a setting in PostgreSQL that an operator may change at any time. Every member reads it
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.queue.horizon import schedule_shard_count, stage_due
+from rooms.db.queue.lookahead import schedule_shard_count, stage_due
 from rooms.db.writer import LogWriter
 from rooms.ports import Membership
 
@@ -25,7 +25,7 @@ def partition_name(shard: int) -> str:
 class DueScheduler:
     """Stages due deliveries of this member's shards and wakes the relay.
 
-    The writer's broker mode sets the horizon.
+    The writer's broker mode sets the look-ahead.
     """
 
     name = "scheduled deliveries"
@@ -45,7 +45,7 @@ class DueScheduler:
         self._registered_shards = 0
 
     async def run(self, should_continue: ShouldContinue) -> None:
-        """Stage everything that the horizon has reached."""
+        """Stage everything that is due within the look-ahead."""
         count = await schedule_shard_count(self._writer)
         if count != self._registered_shards:
             self._membership.set_partitions(

@@ -28,8 +28,8 @@ from delivery.maintenance.jobs import JobHandler, JobRunner
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.job_progress import JobRun
 from rooms.db.jobs.jobs import JobQueue, OpenJob
-from rooms.db.queue.horizon import START as FIRST_ROW
-from rooms.db.queue.horizon import clear_migration_mark, may_need_migration, migrate_page
+from rooms.db.queue.broker_change import START as FIRST_ROW
+from rooms.db.queue.broker_change import clear_migration_mark, may_need_migration, migrate_page
 from rooms.db.queue.resend import BATCH, SENT_AGAIN, START, ResendQueries, ResendRow
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId

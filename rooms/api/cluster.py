@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from rooms.api.auth import Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.db.queue.horizon import HASH_SLOTS, schedule_shard_count, set_schedule_shard_count
+from rooms.db.queue.lookahead import HASH_SLOTS, schedule_shard_count, set_schedule_shard_count
 from rooms.domain.state_machine import Scope
 
 _TAGS: Final = ["cluster"]

@@ -116,7 +116,7 @@ class LogWriter:
         self._mode_parameters = {
             "push": int(broker_mode.push),
             "pull": int(broker_mode.pull),
-            "horizon": broker_mode.lookahead_ms,
+            "lookahead": broker_mode.lookahead_ms,
         }
         self._url = url
         self._kind = kind
@@ -164,8 +164,8 @@ class LogWriter:
         The first columns add up to the number of log rows that the statement wrote. A row whose
         other columns are all null only carries that count, and is left out. The statement gets the
         writer's id and next number as the parameters `writer` and `seq`. The broker mode is in
-        `push` and `pull` (work locations of rows that are due) and `horizon` (ms). All of them are
-        added here if `parameters` is a dict.
+        `push` and `pull` (work locations of rows that are due) and `lookahead` (ms). All of them
+        are added here if `parameters` is a dict.
 
         StorageUnavailableError: the connection broke, the outcome is in doubt. StorageRefusedError:
         nothing was written, and the statement may be tried later. Other psycopg errors are bugs and

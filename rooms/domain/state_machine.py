@@ -36,7 +36,7 @@ class Event(StrEnum):
 
     PUBLISH = "publish"
     PUBLISH_LATER = "publish_later"
-    LOOKAHEAD_REACHED = "horizon_reached"
+    LOOKAHEAD_REACHED = "lookahead_reached"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     FAILED_LATER = "failed_later"

@@ -1,7 +1,7 @@
 """A broker's records lost while 50,000 deliveries wait: how long until all that it had is with it again.
 
 They wait for a PULL subscription without consumers: due, retried, due within the look-ahead; beside them some that are
-leased, and some due beyond the horizon, which the broker never had. Then all that is due is pulled, and must come once.
+leased, and some due beyond the look-ahead, which the broker never had. Then all that is due is pulled, and must come once.
 """
 
 import random
@@ -23,7 +23,7 @@ from tests.bench.stage import Stage, staged
 
 _DELIVERIES: Final = 50_000
 _QUICK: Final = 2_500
-_HORIZON_S: Final = 3600
+_LOOKAHEAD_S: Final = 3600
 _PATIENCE_S: Final = 600.0
 _BATCH: Final = 10_000
 _POLL: Final = 1000
@@ -31,8 +31,8 @@ _PAYLOAD: Final = b'{"pad":"' + b"x" * 200 + b'"}'
 _KINDS: Final = {
     "due": (0.5, 0, 0),
     "retried": (0.2, 2, 0),
-    "due within the horizon": (0.15, 0, _HORIZON_S // 2),
-    "due beyond it": (0.05, 0, _HORIZON_S * 10),
+    "due within the look-ahead": (0.15, 0, _LOOKAHEAD_S // 2),
+    "due beyond it": (0.05, 0, _LOOKAHEAD_S * 10),
     "leased": (0.1, 0, 0),
 }
 """The waiting rows: their share, attempt, and seconds until they are due."""
@@ -62,7 +62,7 @@ _SENT: Final = f"SELECT count(*) FROM outbox WHERE kind = {WorkLocation.PULL_AT_
 def recover(plan: Plan) -> Iterator[Lines]:
     """Each run on a service and an Artemis of its own."""
     for _ in range(plan.runs):
-        with staged(plan.folder, artemis=True, ROOMS_BROKER_LOOKAHEAD_S=str(_HORIZON_S)) as stage:
+        with staged(plan.folder, artemis=True, ROOMS_BROKER_LOOKAHEAD_S=str(_LOOKAHEAD_S)) as stage:
             yield {"recover": _once(stage, _QUICK if plan.quick else _DELIVERIES)}
 
 
@@ -132,7 +132,7 @@ def _furnish(
     make, at_ms, counts = IdGenerator(random.getrandbits), time.time_ns() // 1_000_000, {}
     for name, (share, attempt, due_s) in _KINDS.items():
         counts[name] = int(count * share)
-        state = "leased" if name == "leased" else "scheduled" if due_s > _HORIZON_S else "queued"
+        state = "leased" if name == "leased" else "scheduled" if due_s > _LOOKAHEAD_S else "queued"
         for done in range(0, counts[name], _BATCH):
             some = min(_BATCH, counts[name] - done)
             connection.execute(

@@ -1,8 +1,8 @@
 """Retries that wait in Artemis: its memory, how long it takes to be back after `kill -9`, and how late each call is.
 
 The rows are made by hand, as a worker leaves them after an attempt that failed; the way through relay, broker and worker is
-the service's own. For the choice of the horizon it also measures what it costs in PostgreSQL to let a delivery wait there
-and to have it sent when the horizon reaches it.
+the service's own. For the choice of the look-ahead it also measures what it costs in PostgreSQL to let a delivery wait there
+and to have it sent when the look-ahead reaches it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Final
 
 import psycopg
 
-from rooms.db.queue.horizon import HASH_SLOTS, stage_due
+from rooms.db.queue.lookahead import HASH_SLOTS, stage_due
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator, RoomId, SubscriptionId
 from rooms.domain.work_location import WorkLocation, relayed_mode
@@ -30,7 +30,7 @@ from tests.bench.stage import Stage, staged
 _RETRIES: Final = 100_000
 _QUICK: Final = 5_000
 _PAYLOAD: Final = b'{"pad":"' + b"x" * 1000 + b'"}'
-_HORIZON_S: Final = 3600
+_LOOKAHEAD_S: Final = 3600
 _SPREAD_PER_S: Final = 500
 """Messages due a second: few enough for one worker, so that a delay never means a missing worker."""
 _CARRIED_PER_S: Final = 500
@@ -127,9 +127,9 @@ def _heap_mib(pid: int) -> float:
 
 
 async def _moving(url: str, count: int) -> float:
-    """Seconds to have `count` deliveries sent that waited beyond the horizon."""
+    """Seconds to have `count` deliveries sent that waited beyond the look-ahead."""
     async with LogWriter(
-        url, kind="upkeep", broker_mode=relayed_mode(lookahead_ms=_HORIZON_S * 1000 * 100)
+        url, kind="upkeep", broker_mode=relayed_mode(lookahead_ms=_LOOKAHEAD_S * 1000 * 100)
     ) as writer:
         began, moved = time.monotonic(), 0
         while moved < count:
@@ -141,7 +141,7 @@ def retries(plan: Plan) -> Iterator[Lines]:
     """Each run on a service and an Artemis of its own."""
     count = _QUICK if plan.quick else _RETRIES
     for _ in range(plan.runs):
-        with staged(plan.folder, artemis=True, ROOMS_BROKER_LOOKAHEAD_S=str(_HORIZON_S)) as stage:
+        with staged(plan.folder, artemis=True, ROOMS_BROKER_LOOKAHEAD_S=str(_LOOKAHEAD_S)) as stage:
             yield _once(stage, count)
 
 
@@ -211,7 +211,7 @@ def _cost(
     later = {
         "kind": int(WorkLocation.PUSH_SCHEDULED),
         "state": "scheduled",
-        "first": _HORIZON_S * 10,
+        "first": _LOOKAHEAD_S * 10,
     }
     _rows(connection, count=count, **later, **common)
     before = stage.service.usage()

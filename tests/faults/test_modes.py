@@ -119,7 +119,7 @@ async def held_by(installation: Installation) -> dict[int, int]:
 
 
 async def waiting(installation: Installation, count: int) -> list[DeliveryTask]:
-    """Deliveries that the horizon reaches in a few seconds."""
+    """Deliveries that the look-ahead reaches in a few seconds."""
     hook, copies = await installation.subscribe(), list[DeliveryTask]()
     for _ in range(count):
         copies += await installation.publish(hook, state=State.SCHEDULED)

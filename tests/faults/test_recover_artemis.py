@@ -40,7 +40,7 @@ def shape() -> BrokerMode:
 
 
 async def furnish(installation: Installation) -> tuple[SubscriptionId, SubscriptionId]:
-    """Deliveries that are due (some of them retried), due within the horizon, beyond it, and leased."""
+    """Deliveries that are due (some of them retried), due within the look-ahead, beyond it, and leased."""
     push, pull = await installation.subscribe(), await installation.subscribe(PULL)
     await installation.publish_many(push, MANY)
     await installation.rows(

@@ -185,7 +185,7 @@ async def test_an_emptied_journal_gets_everything_again(
     assert await installation.states() == {State.QUEUED: 60}
 
 
-async def test_what_is_due_within_the_horizon_waits_in_the_broker(
+async def test_what_is_due_within_the_lookahead_waits_in_the_broker(
     installation: Installation, artemis_url: str
 ) -> None:
     (copy,) = await installation.publish(await installation.subscribe())

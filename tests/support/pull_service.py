@@ -23,7 +23,7 @@ from tests.support.publisher import Desk, House, open_desk
 
 EVENT_TYPE = "order.created"
 PATIENCE_S = 60.0
-HORIZON_MS = 60_000
+LOOKAHEAD_MS = 60_000
 
 
 async def until(look: Callable[[], bool]) -> None:
@@ -147,7 +147,7 @@ async def open_counter(
 
     To a broker in memory a `Carrier` brings them; for any other one it is the test that runs a relay.
     """
-    shape = POSTGRES_MODE if broker is None else relayed_mode(lookahead_ms=HORIZON_MS)
+    shape = POSTGRES_MODE if broker is None else relayed_mode(lookahead_ms=LOOKAHEAD_MS)
     async with AsyncExitStack() as stack:
         house = house or House(url)
         room = house.room()

@@ -147,7 +147,7 @@ WITH {open_job}, s AS MATERIALIZED (
     ) m WHERE (SELECT yes FROM free) AND (SELECT count(*) FROM no_day) >= 0
 ), x AS MATERIALIZED (
     SELECT m.*, s.type, s.policy,
-        CASE WHEN extract(epoch FROM m.due - now()) * 1000 > %(horizon)s::int8 THEN '{scheduled}' ELSE '{queued}'
+        CASE WHEN extract(epoch FROM m.due - now()) * 1000 > %(lookahead)s::int8 THEN '{scheduled}' ELSE '{queued}'
             END::delivery_state AS state
     FROM m CROSS JOIN s WHERE m.what = 'replayed'
 ), d AS (

@@ -87,7 +87,7 @@ WITH {open_job}, page AS MATERIALIZED (
 ), x AS MATERIALIZED (
     SELECT f.*, f.generation + 1 AS next_generation, CASE f.what WHEN 'renewed' THEN 0 ELSE f.attempt END AS next_attempt,
         CASE WHEN f.what = 'restored' AND f.state = '{held}' THEN '{held}'
-            WHEN extract(epoch FROM f.next_due - now()) * 1000 > %(horizon)s::int8 THEN '{scheduled}' ELSE '{queued}'
+            WHEN extract(epoch FROM f.next_due - now()) * 1000 > %(lookahead)s::int8 THEN '{scheduled}' ELSE '{queued}'
             END::delivery_state AS next,
         CASE f.what WHEN 'renewed' THEN f.first_due
             + least((SELECT lifetime_ms FROM r), f.own_life_ms) * interval '1 ms'

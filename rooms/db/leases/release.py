@@ -49,7 +49,7 @@ _RELEASE_CTES: Final = f"""
             WHEN m.id IS NULL THEN 'sidelined'
             WHEN s.max_receives <= d.attempt + 1 AND %(receives)s::int4 > 0 THEN 'sidelined'
             WHEN d.expires_at <= now() + %(delay)s::int8 * interval '1 ms' THEN 'expired'
-            WHEN %(delay)s::int8 > %(horizon)s::int8 THEN 'scheduled'
+            WHEN %(delay)s::int8 > %(lookahead)s::int8 THEN 'scheduled'
             ELSE 'queued' END::delivery_state AS next,
         CASE WHEN d.expires_at <= now() THEN NULL
             WHEN m.id IS NULL THEN '{Reason.ORPHAN}'

@@ -9,7 +9,8 @@ them agree, and `integrity` repairs what was changed by other means.
     holds             `held`: released by capacity, drain or probe
     ordering          `ordered_keys`, `ordered_waiting`: one delivery of a key at a time
     relay, resend     rows to send to another broker, and to send again after it lost them
-    horizon           scheduled rows that come due, and rows of a former broker mode
+    lookahead         scheduled rows that come due within the look-ahead
+    broker_change     rows that the former broker mode left
     endpoints, throttle     what a worker loads of a subscription, and `lanes`, which workers share
     expire, withdraw        the end of deliveries by time or by request
     orphans, integrity      deliveries whose parts do not fit, and work rows that do not match

@@ -104,20 +104,20 @@ _RELEASE_NEXT_CTES: Final = """, turn_spared AS MATERIALIZED (
         generation, attempt, event_type, event_version, correlation_id, version, '{reason}' FROM turn_sent
     RETURNING 1
 )"""
-_MODE_PARAMETERS: Final = ("%(push)s::int2", "%(pull)s::int2", "%(horizon)s::int8")
+_MODE_PARAMETERS: Final = ("%(push)s::int2", "%(pull)s::int2", "%(lookahead)s::int8")
 _WRITER_PARAMETERS: Final = ("%(writer)s", "%(seq)s")
 
 
 def _release_next(
     mode_parameters: tuple[str, str, str], writer: tuple[str, str], logged: str
 ) -> str:
-    push, pull, horizon = mode_parameters
+    push, pull, lookahead = mode_parameters
     return _RELEASE_NEXT_CTES.format(
         reason=Reason.ORDER,
         circuit=Reason.CIRCUIT_OPEN,
         paused=Reason.PAUSED,
         drained="(t.updated_at < o.until AND coalesce(t.due_at, now()) <= now()) IS TRUE",
-        late=f"extract(epoch FROM t.due_at - now()) * 1000 > {horizon}",
+        late=f"extract(epoch FROM t.due_at - now()) * 1000 > {lookahead}",
         push=push,
         pull=pull,
         further=SCHEDULED[0] - TO_RELAY[0],
@@ -140,7 +140,7 @@ def advance_ordering(
     They queue the next delivery in each key whose head ended. `ended` selects (room_id, id) of what
     has just ended, heads or not. `logged` counts the log rows that the statement itself writes.
     Those written here are counted by `RELEASED_COUNT`, which must be added to its first column.
-    `mode_parameters` are the texts of the parameters push, pull and horizon, `writer` those of the
+    `mode_parameters` are the texts of the parameters push, pull and lookahead, `writer` those of the
     writer's id and next number.
     """
     return _ADVANCE_CTES.format(ended=ended, reason=Reason.ORDER) + _release_next(

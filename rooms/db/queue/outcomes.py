@@ -252,7 +252,7 @@ class OutcomeQueries:
 
     def _further_values(self, outcomes: Sequence[DeliveryOutcome]) -> dict[str, str]:
         """Return the parameters that only `_DECIDE` has."""
-        horizon_ms = self._writer.broker_mode.lookahead_ms
+        lookahead_ms = self._writer.broker_mode.lookahead_ms
         answers = [outcome.result for outcome in outcomes]
         return {
             "message": word_array(outcome.task.message_id for outcome in outcomes),
@@ -261,7 +261,7 @@ class OutcomeQueries:
             "abandoned": literal_array(outcome.task.crash_count or None for outcome in outcomes),
             "state": word_array(
                 outcome.state
-                if outcome.delay_ms <= horizon_ms or outcome.state is not State.QUEUED
+                if outcome.delay_ms <= lookahead_ms or outcome.state is not State.QUEUED
                 else State.SCHEDULED
                 for outcome in outcomes
             ),

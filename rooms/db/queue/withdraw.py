@@ -89,7 +89,7 @@ SELECT (SELECT count(*) FROM log) + {RELEASED_COUNT}{_RESULT_COLUMNS}"""  # noqa
 _RESCHEDULE: Final = f"""
 WITH m AS MATERIALIZED (
     SELECT m.*, n.due, n.due + (m.expires_at - coalesce(m.due_at, m.published_at)) AS until,
-        extract(epoch FROM n.due - now()) * 1000 > %(horizon)s::int8 AS later
+        extract(epoch FROM n.due - now()) * 1000 > %(lookahead)s::int8 AS later
     FROM (SELECT CASE WHEN %(at_us)s::int8 IS NULL THEN now() + %(wait_ms)s::int8 * interval '1 ms'
         ELSE greatest(now(), timestamptz 'epoch' + %(at_us)s::int8 * interval '1 us') END AS due) n CROSS JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = %(message)s::uuid LIMIT 1

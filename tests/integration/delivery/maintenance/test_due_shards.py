@@ -10,7 +10,7 @@ from delivery.leadership.postgres import HeartbeatConfig, PostgresElection
 from delivery.maintenance.due import partition_name
 from delivery.maintenance.service import TaskIntervals, run_tasks
 from rooms.clock import SystemClock
-from rooms.db.queue.horizon import (
+from rooms.db.queue.lookahead import (
     HASH_SLOTS,
     schedule_shard_count,
     set_schedule_shard_count,
@@ -32,7 +32,7 @@ def shape() -> BrokerMode:
 
 
 async def waiting(installation: Installation, count: int = ROWS) -> None:
-    """Store deliveries beyond the horizon that are due by now."""
+    """Store deliveries beyond the look-ahead that are due by now."""
     subscription = await installation.subscribe()
     await installation.publish_many(subscription, count, due=ago())
     await installation.rows(

@@ -19,8 +19,8 @@ from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.leases.release import LeaseQueries
 from rooms.db.queue.holds import HeldGroup, Holds
-from rooms.db.queue.horizon import StageResult as Due
-from rooms.db.queue.horizon import stage_due
+from rooms.db.queue.lookahead import StageResult as Due
+from rooms.db.queue.lookahead import stage_due
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.queue.resend import BATCH, START, ResendPage, ResendQueries
 from rooms.db.writer import LogWriter
@@ -71,7 +71,7 @@ async def scheduled(
     return copy
 
 
-async def test_what_the_horizon_reaches_is_to_be_sent(
+async def test_what_the_lookahead_reaches_is_to_be_sent(
     installation: Installation, writer: LogWriter
 ) -> None:
     due = await scheduled(installation, ago(5))
@@ -96,7 +96,7 @@ async def test_what_the_horizon_reaches_is_to_be_sent(
     assert await stage_due(writer, shards=range(8), limit=10) == Due(staged=0, has_more=False)
 
 
-async def test_a_retry_beyond_the_horizon_is_scheduled(
+async def test_a_retry_beyond_the_lookahead_is_scheduled(
     installation: Installation, writer: LogWriter
 ) -> None:
     subscription = await installation.subscribe()
@@ -122,7 +122,7 @@ async def test_a_retry_beyond_the_horizon_is_scheduled(
     assert await places(installation) == {WorkLocation.PUSH_TO_RELAY: 1}
 
 
-async def test_a_nack_beyond_the_horizon_is_scheduled_and_a_release_goes_to_the_relay(
+async def test_a_nack_beyond_the_lookahead_is_scheduled_and_a_release_goes_to_the_relay(
     installation: Installation, writer: LogWriter
 ) -> None:
     queue, push = await installation.subscribe(PULL), await installation.subscribe()

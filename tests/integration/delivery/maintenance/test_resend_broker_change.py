@@ -6,7 +6,7 @@ import pytest
 
 from delivery.maintenance.resend import BrokerMigration
 from rooms.clock import SystemClock
-from rooms.db.queue.horizon import START, migrate_page
+from rooms.db.queue.broker_change import START, migrate_page
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId

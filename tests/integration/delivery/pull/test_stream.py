@@ -23,7 +23,7 @@ from rooms.publishing.number_bounds import decode_json
 from tests.support.fake_broker import MemoryBroker
 from tests.support.pull_service import (
     EVENT_TYPE,
-    HORIZON_MS,
+    LOOKAHEAD_MS,
     PATIENCE_S,
     Counter,
     open_counter,
@@ -378,7 +378,7 @@ async def test_a_browser_sees_whose_and_which_messages_wait(counter: Counter) ->
 
 async def peek(counter: Counter, selector: Selector) -> Sequence[bytes]:
     """Return all messages of the queue that match, as a browser gets them."""
-    mode = POSTGRES_MODE if counter.broker is None else relayed_mode(lookahead_ms=HORIZON_MS)
+    mode = POSTGRES_MODE if counter.broker is None else relayed_mode(lookahead_ms=LOOKAHEAD_MS)
     async with LogWriter(counter.house.url, kind="puller", broker_mode=mode) as writer:
         selection = PullSelection(
             PullTarget(counter.room, counter.queue, counter.house.principal.organisation_id),

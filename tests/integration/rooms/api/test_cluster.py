@@ -4,7 +4,7 @@ import pytest
 
 from delivery.leadership.postgres import PostgresElection
 from rooms.api.readiness import LeaderHealth
-from rooms.db.queue.horizon import schedule_shard_count
+from rooms.db.queue.lookahead import schedule_shard_count
 from rooms.domain.cluster import ClusterView
 from rooms.errors import ElectionUnavailableError
 from rooms.ports import Membership

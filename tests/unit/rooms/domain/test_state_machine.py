@@ -17,7 +17,7 @@ from rooms.domain.state_machine import (
 TABLE = """
 -          publish          queued     +0 +0
 -          publish_later    scheduled  +0 +0
-scheduled  horizon_reached  queued     +0 +0
+scheduled  lookahead_reached  queued     +0 +0
 queued     succeeded        delivered  +0 +0
 queued     failed           queued     +0 +1
 queued     failed_later     scheduled  +0 +1

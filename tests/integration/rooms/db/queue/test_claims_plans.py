@@ -77,7 +77,7 @@ async def explained(url: str, statement: str, values: dict[str, str]) -> dict[st
         await connection.execute(_PLANNER_SETTINGS)
         await connection.execute(f"PREPARE hot AS {prepared}")  # type: ignore[arg-type, unused-ignore]
         await connection.execute("BEGIN")
-        every = {"push": "0", "pull": "1", "horizon": "4611686018427387904"} | values
+        every = {"push": "0", "pull": "1", "lookahead": "4611686018427387904"} | values
         given = f" ({', '.join(every[name] for name in names)})" if names else ""
         cursor = await connection.execute(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE hot{given}"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rooms.db.queue.broker_claims import BrokerClaims
-from rooms.db.queue.horizon import stage_due
+from rooms.db.queue.lookahead import stage_due
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.queue.relay import RELAY_WRITER_KIND, RelayOutbox
 from rooms.db.queue.withdraw import (
