@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from delivery.analytics.findings.policy_choice import RetryAdvice, advise
-from delivery.analytics.findings.replay import Arrivals, Policy
+from delivery.analytics.findings.policy_simulation import Arrivals, Policy
 from delivery.analytics.findings.series import BIN_S, Floats, Ints
 from delivery.analytics.findings.success_rates import AttemptSuccessRates
 

@@ -14,7 +14,12 @@ import pyarrow as pa
 
 from delivery.analytics.findings.cells import searched_bins
 from delivery.analytics.findings.policy_choice import RetryAdvice, advise
-from delivery.analytics.findings.replay import Arrivals, EffectRange, Policy, PolicyEffect
+from delivery.analytics.findings.policy_simulation import (
+    Arrivals,
+    EffectRange,
+    Policy,
+    PolicyEffect,
+)
 from delivery.analytics.findings.results import Row, int_column
 from delivery.analytics.findings.series import BIN_S, Ints
 from delivery.analytics.findings.success_rates import AttemptSuccessRates
@@ -168,7 +173,7 @@ def advice_rows(
                 "hopeless": one.undeliverable_share,
                 **_policy("deployed", one.deployed),
                 **_effect("measured", one.measured),
-                **_effect("replayed", one.replayed),
+                **_effect("replayed", one.simulated),
                 "reproduced": one.reproduced,
                 **_policy("recommended", None if chosen is None else chosen.policy),
                 **_effect("recommended", None if chosen is None else chosen.effect),

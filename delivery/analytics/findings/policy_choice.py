@@ -19,19 +19,19 @@ from delivery.analytics.findings.availability import (
     Timeline,
     sample_availability,
 )
-from delivery.analytics.findings.replay import (
+from delivery.analytics.findings.policy_simulation import (
     Arrivals,
     Bootstrap,
     EffectRange,
     Policy,
     PolicyEffect,
-    Replayed,
     Sample,
+    Simulation,
     measure_deployed,
     pareto_front,
     range_of,
-    replay,
     sample_of,
+    simulate,
 )
 from delivery.analytics.findings.series import BIN_S, Floats, Ints
 from delivery.analytics.findings.success_rates import AttemptSuccessRates
@@ -84,7 +84,7 @@ class RetryAdvice:
     undeliverable_share: float
     deployed: Policy
     measured: PolicyEffect
-    replayed: PolicyEffect
+    simulated: PolicyEffect
     reproduced: bool
     recommended: PolicyOption | None = None
     expected_range: EffectRange | None = None
@@ -139,8 +139,8 @@ def advise(
     if not len(sample.bins):
         return None
     measured = measure_deployed(arrivals, offsets)
-    as_deployed = replay(sample, paths, offsets)
-    replayed = as_deployed.effects[deployed.attempts]
+    as_deployed = simulate(sample, paths, offsets)
+    simulated = as_deployed.effects[deployed.attempts]
     advice = RetryAdvice(
         key=key,
         deliveries=total,
@@ -149,8 +149,8 @@ def advise(
         ),
         deployed=deployed,
         measured=measured,
-        replayed=replayed,
-        reproduced=_reproduces(replayed, measured, retried),
+        simulated=simulated,
+        reproduced=_reproduces(simulated, measured, retried),
     )
     if offsets[-1] < _SHORT_SPAN_S and _come_together(retried):
         advice = replace(advice, doubtful_share=advice.undeliverable_share)
@@ -160,7 +160,7 @@ def advise(
         sample=sample,
         paths=paths,
         options=[
-            _Option(policy=deployed, replayed=as_deployed, offsets_s=offsets),
+            _Option(policy=deployed, simulated=as_deployed, offsets_s=offsets),
             *_options(
                 sample,
                 paths,
@@ -189,8 +189,8 @@ def _come_together(arrivals: Arrivals) -> bool:
     return bool(near > 2 * share)
 
 
-def _reproduces(replayed: PolicyEffect, measured: PolicyEffect, arrivals: Arrivals) -> bool:
-    """Return True if a replay of the deployed policy gives what was measured.
+def _reproduces(simulated: PolicyEffect, measured: PolicyEffect, arrivals: Arrivals) -> bool:
+    """Return True if a simulation of the deployed policy gives what was measured.
 
     It may differ by the tolerances, or by two standard errors where few deliveries were retried.
     """
@@ -202,28 +202,28 @@ def _reproduces(replayed: PolicyEffect, measured: PolicyEffect, arrivals: Arriva
     mean = float((count * tries).sum()) / failed
     spread = math.sqrt(float((count * (tries - mean) ** 2).sum()) / failed)
     chance = _STANDARD_ERRORS * math.sqrt(failed) / total
-    return abs(measured.delivered - replayed.delivered) <= max(
+    return abs(measured.delivered - simulated.delivered) <= max(
         DELIVERY_TOLERANCE, chance * math.sqrt(lost * (1 - lost))
-    ) and abs(measured.attempts - replayed.attempts) <= max(
+    ) and abs(measured.attempts - simulated.attempts) <= max(
         ATTEMPTS_TOLERANCE * measured.attempts, chance * spread
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
-    """A policy, and the replay of its shape with at least as many attempts."""
+    """A policy, and the simulation of its shape with at least as many attempts."""
 
     policy: Policy
-    replayed: Replayed
+    simulated: Simulation
     offsets_s: Floats
 
     def effect(self) -> PolicyEffect:
-        return self.replayed.effects[self.policy.attempts]
+        return self.simulated.effects[self.policy.attempts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Replayed policies over one sample; the first is the deployed one."""
+    """Simulated policies over one sample; the first is the deployed one."""
 
     sample: Sample
     paths: AvailabilityPaths
@@ -232,10 +232,10 @@ class _Grid:
     def part(self, sample: Sample, first: int, last: int) -> "_Grid":
         """Return the grid over some episodes."""
         parts = {
-            id(replayed): replayed.part(sample, first, last)
-            for replayed in (one.replayed for one in self.options)
+            id(simulation): simulation.part(sample, first, last)
+            for simulation in (one.simulated for one in self.options)
         }
-        options = [replace(one, replayed=parts[id(one.replayed)]) for one in self.options]
+        options = [replace(one, simulated=parts[id(one.simulated)]) for one in self.options]
         return replace(self, sample=sample, options=options)
 
 
@@ -268,12 +268,12 @@ def _options(
     for shape in _shapes(deployed):
         offsets = shape.offsets_s() + duration_s * np.arange(shape.attempts + 1)
         offsets = offsets[offsets <= min(_MAX_SPAN_S, span_s)]
-        replayed = replay(sample, paths, offsets)
+        simulated = simulate(sample, paths, offsets)
         for attempts in sorted({*_ATTEMPTS, deployed.attempts}):
             if attempts < len(offsets):
                 yield _Option(
                     policy=replace(shape, attempts=attempts),
-                    replayed=replayed,
+                    simulated=simulated,
                     offsets_s=offsets[: attempts + 1],
                 )
 
@@ -486,7 +486,7 @@ def _with_jitter(
         if jitter <= option.policy.jitter or not attempts:
             continue
         spread = np.cumsum(np.minimum(waits * (1 + jitter * draws), cap) - waits, axis=2)
-        moved = replay(sample, paths, option.offsets_s, spread=spread).effects[attempts]
+        moved = simulate(sample, paths, option.offsets_s, spread=spread).effects[attempts]
         if moved.delivered >= effect.delivered - _NO_LOSS / 2:
             option = replace(option, policy=replace(option.policy, jitter=jitter))
             effect = moved

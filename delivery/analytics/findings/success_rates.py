@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delivery.analytics.findings.replay import Policy
+from delivery.analytics.findings.policy_simulation import Policy
 from delivery.analytics.findings.series import Floats, Ints
 
 

@@ -96,7 +96,7 @@ class RunPublisher:
                 ("missing", journeys.with_message(absent)),
                 ("ages", reconciliation.ages(whole, end_us=end_us)),
                 ("outcomes", journeys.outcome_counts(whole)),
-                # Last, as the replay in the driver leaves a core free.
+                # Last, as the simulation in the driver leaves a core free.
                 ("rollups_hourly", rollups.hourly(rolled)),
                 ("rollups_daily", rollups.daily(rolled)),
             ):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from delivery.analytics.findings.replay import Policy
+from delivery.analytics.findings.policy_simulation import Policy
 from delivery.analytics.findings.success_rates import AttemptSuccessRates
 from tests.support.retry_worlds import (
     UNRESOLVED,

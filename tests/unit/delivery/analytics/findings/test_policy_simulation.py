@@ -1,10 +1,10 @@
-"""Test that a replay of many deliveries at once equals a replay of each one."""
+"""Test that a simulation of many deliveries at once equals a simulation of each one."""
 
 import numpy as np
 import pytest
 
 from delivery.analytics.findings.availability import AvailabilityPaths, Timeline
-from delivery.analytics.findings.replay import (
+from delivery.analytics.findings.policy_simulation import (
     Arrivals,
     Bootstrap,
     Policy,
@@ -12,8 +12,8 @@ from delivery.analytics.findings.replay import (
     Sample,
     pareto_front,
     range_of,
-    replay,
     sample_of,
+    simulate,
 )
 from delivery.analytics.findings.series import BIN_S, Floats, Ints
 
@@ -44,7 +44,7 @@ def sample() -> tuple[Sample, AvailabilityPaths]:
 
 
 def one_by_one(paths: AvailabilityPaths, offsets_s: Floats) -> PolicyEffect:
-    """Replay delivery by delivery, attempt by attempt."""
+    """Simulate delivery by delivery, attempt by attempt."""
     tried = waited = 0.0
     delivered = np.zeros(len(offsets_s))
     for path in range(2):
@@ -75,15 +75,15 @@ def one_by_one(paths: AvailabilityPaths, offsets_s: Floats) -> PolicyEffect:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_replay_equals_replays_of_each_delivery(policy: tuple[float, float, int]) -> None:
+def test_a_simulation_equals_simulations_of_each_delivery(policy: tuple[float, float, int]) -> None:
     delay_ms, multiplier, attempts = policy
     some, paths = sample()
     longest = Policy(delay_ms=delay_ms, multiplier=multiplier, attempts=attempts).offsets_s()
-    found = replay(some, paths, longest)
+    found = simulate(some, paths, longest)
     for number in range(attempts + 1):
         offsets = Policy(delay_ms=delay_ms, multiplier=multiplier, attempts=number).offsets_s()
         wanted = one_by_one(paths, offsets)
-        for effect in (found.effects[number], replay(some, paths, offsets).effects[number]):
+        for effect in (found.effects[number], simulate(some, paths, offsets).effects[number]):
             for name in ("delivered", "attempts", "mean_wait_s", "p95_wait_s"):
                 assert getattr(effect, name) == pytest.approx(getattr(wanted, name), rel=1e-9)
 
@@ -93,7 +93,7 @@ def test_what_was_delivered_at_first_stays_delivered() -> None:
     never = AvailabilityPaths(
         timeline=TIMELINE, rates=np.zeros_like(RATES), undeliverable=paths.undeliverable
     )
-    effect = replay(some, never, np.array([0.0, 60.0])).effects[1]
+    effect = simulate(some, never, np.array([0.0, 60.0])).effects[1]
     assert effect == PolicyEffect(
         delivered=9 / 17, attempts=25 / 17, mean_wait_s=0.0, p95_wait_s=0.0
     )
@@ -111,7 +111,7 @@ def test_a_terminal_status_ends_a_delivery_under_every_policy() -> None:
         timeline=TIMELINE, rates=np.ones_like(RATES), undeliverable=np.zeros((2, 0), dtype=np.int64)
     )
     some = sample_of(arrivals, terminal, paths)
-    effect = replay(some, paths, np.array([0.0, 10.0, 20.0])).effects[2]
+    effect = simulate(some, paths, np.array([0.0, 10.0, 20.0])).effects[2]
     assert (effect.delivered, effect.attempts) == (0.7, 1.2)
 
 
@@ -126,7 +126,7 @@ def test_replicates_of_one_policy_contain_its_effect() -> None:
     bootstrap = Bootstrap.of(some, np.random.default_rng(5))
     offsets = np.array([0.0, 15.0, 45.0])
     found = range_of(bootstrap.replicates(some, paths, offsets))
-    effect = replay(some, paths, offsets).effects[2]
+    effect = simulate(some, paths, offsets).effects[2]
     for name in ("delivered", "attempts", "mean_wait_s"):
         low, high = getattr(found, name)
         assert low <= getattr(effect, name) <= high

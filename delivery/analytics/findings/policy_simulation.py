@@ -1,7 +1,7 @@
-"""Replay retry policies over the availability of an endpoint.
+"""Simulate retry policies over the availability of an endpoint.
 
 The first attempt is made at the same time under every policy, so its outcome is as it was logged.
-Only what failed at first is replayed. Its retries succeed with the endpoint's rate at their time,
+Only what failed at first is simulated. Its retries succeed with the endpoint's rate at their time,
 on each path of `availability`, except for deliveries that are undeliverable on that path.
 
 Deliveries that failed within a quarter of an hour of each other are one episode. Resampling whole
@@ -22,7 +22,7 @@ from delivery.analytics.findings.series import BIN_S, Floats, Ints
 _EPISODE_BINS: Final = 60
 """Bins without a failed first attempt that end an episode."""
 _MAX_GROUPS: Final = 400
-"""Bins of failed first attempts that are replayed; of more, a systematic sample."""
+"""Bins of failed first attempts that are simulated; of more, a systematic sample."""
 _REPLICATES: Final = 200
 _STRETCH: Final = 0.45
 """Standard deviation of the logarithm of an episode's length between replicates."""
@@ -132,8 +132,8 @@ class Sample:
     @property
     def total(self) -> Floats:
         """Return the number of deliveries, by path."""
-        replayed: Floats = self.deliverable.sum(axis=1) + self.undeliverable.sum(axis=1)
-        return replayed + self.well + self.terminal
+        simulated: Floats = self.deliverable.sum(axis=1) + self.undeliverable.sum(axis=1)
+        return simulated + self.well + self.terminal
 
     def part(self, first: int, last: int, *, well: int, terminal: Arrivals) -> "Sample":
         """Return the episodes from `first` to before `last`, with what else was delivered."""
@@ -192,10 +192,10 @@ def _episodes(bins: Floats | Ints) -> Ints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed:
-    """Sums of a replay by path, episode and number of redeliveries that the policy has.
+class Simulation:
+    """Sums of a simulation by path, episode and number of redeliveries that the policy has.
 
-    The redeliveries run from none to as many as offsets were replayed.
+    The redeliveries run from none to as many as offsets were simulated.
     """
 
     sample: Sample
@@ -223,8 +223,8 @@ class Replayed:
             for number in range(len(self.offsets_s))
         ]
 
-    def part(self, sample: Sample, first: int, last: int) -> "Replayed":
-        """Return the replay of the episodes from `first` to before `last`, which `sample` has."""
+    def part(self, sample: Sample, first: int, last: int) -> "Simulation":
+        """Return that of the episodes from `first` to before `last`, which `sample` has."""
         some = (slice(None), slice(first, last))
         return replace(
             self,
@@ -267,15 +267,15 @@ class Replayed:
         )
 
 
-def replay(
+def simulate(
     sample: Sample,
     paths: AvailabilityPaths,
     offsets_s: Floats,
     *,
     stretch: Floats | None = None,
     spread: Floats | None = None,
-) -> Replayed:
-    """Replay attempts at these offsets on every path.
+) -> Simulation:
+    """Simulate attempts at these offsets on every path.
 
     `stretch` varies the length of what happens on each path. `spread` moves single retries: by
     path, bin and redelivery, in seconds.
@@ -304,7 +304,7 @@ def replay(
         summed: Floats = np.add.reduceat(values, sample.episodes, axis=1)
         return np.cumsum(summed, axis=2)
 
-    return Replayed(
+    return Simulation(
         sample=sample,
         offsets_s=offsets_s,
         delivered=by_episode(steps),
@@ -338,8 +338,8 @@ class Bootstrap:
 
     def replicates(self, sample: Sample, paths: AvailabilityPaths, offsets_s: Floats) -> Floats:
         """Return rows of delivered, attempts and mean wait, one a replicate."""
-        replayed = replay(sample, paths, offsets_s, stretch=self.stretch)
-        return replayed.replicates(len(offsets_s) - 1, self.weights, self.paths)
+        simulated = simulate(sample, paths, offsets_s, stretch=self.stretch)
+        return simulated.replicates(len(offsets_s) - 1, self.weights, self.paths)
 
 
 def range_of(replicates: Floats) -> EffectRange:
