@@ -38,7 +38,7 @@ async def list_deliveries(page: PageDep, subscription_id: FromPath[str]) -> Resp
         "subscription_deliveries.html",
         subscription=subscription,
         found=found,
-        states=[(state.value, page.term(state.value)) for state in State],
+        states=[(state.value, page.label_of(state.value)) for state in State],
         filtered=is_filtered(page, _FILTERS),
     )
 

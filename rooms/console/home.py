@@ -6,8 +6,8 @@ from typing import Any, Final
 from litestar import Response, get
 
 from rooms.console.administration import find_waiting
-from rooms.console.conditions import condition_names, read_last_hour, subscription_names
 from rooms.console.page import HOME, Page, PageDep
+from rooms.console.subscription_health import health_labels, read_last_hour, subscription_names
 
 _HOURS: Final = 24
 _SHOWN: Final = 20
@@ -24,7 +24,7 @@ async def show_home(page: PageDep) -> Response[str]:
     return page.render(
         "home.html",
         status=status,
-        conditions=condition_names(page),
+        conditions=health_labels(page),
         names=subscription_names((status or {}).get("subscriptions", ())),
         hour=await read_last_hour(page, "/activity"),
         waiting=await find_waiting(page),

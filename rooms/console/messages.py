@@ -66,7 +66,7 @@ async def list_messages(page: PageDep, room_id: FromPath[str]) -> Response[str]:
         refused=error,
         room=room,
         found=found,
-        state_options=[(state.value, page.term(state.value)) for state in State],
+        state_options=[(state.value, page.label_of(state.value)) for state in State],
         statuses=_status_names(page),
         filtered=is_filtered(page, FILTERS),
         more_filters=is_filtered(page, _MORE),

@@ -28,7 +28,7 @@ from joserfc import jwt
 from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import ECKey, Key, KeySet, RSAKey
 
-from rooms.console.tries import Tries
+from rooms.console.sign_in_limit import SignInLimit
 from rooms.domain.role import GroupRoles
 from rooms.domain.web_address import is_protected
 from rooms.safe_text import terminal_safe
@@ -109,7 +109,7 @@ class OidcSignIn:
 
     client: "OidcClient"
     group_roles: Sequence[GroupRoles]
-    attempts: Tries
+    sign_in_limit: SignInLimit
     """Answers of the provider that one address may bring in a second: each causes a request."""
 
 

@@ -23,7 +23,7 @@ from rooms.console.oidc import (
 from rooms.console.page import HOME, PUBLIC, Page, PageDep
 from rooms.console.sessions import cookies_of, host_bound_name, is_secure
 from rooms.console.sign_in import enter, safe_path
-from rooms.console.tries import Tries
+from rooms.console.sign_in_limit import SignInLimit
 from rooms.db.catalog.organisations import Member, find_organisation, resolve_organisation
 from rooms.db.connection import transaction
 from rooms.db.secrets import Cipher
@@ -81,7 +81,9 @@ def open_oidc(services: ApiServices) -> OidcSignIn:
     return OidcSignIn(
         client=client,
         group_roles=settings.oidc_roles,
-        attempts=Tries(services, ATTEMPTS_PER_S, "too many sign-ins were tried from this address"),
+        sign_in_limit=SignInLimit(
+            services, ATTEMPTS_PER_S, "too many sign-ins were tried from this address"
+        ),
     )
 
 
@@ -109,7 +111,7 @@ async def finish_oidc(page: PageDep) -> Response[Any]:
         if attempt is None:
             raise OidcError("this browser began no sign-in, or cookies are off; begin again")
         query = {name: value for name, value in page.request.query_params.items() if value}
-        async with parts.attempts.attempt(page.request.scope.get("client")) as succeed:
+        async with parts.sign_in_limit.attempt(page.request.scope.get("client")) as succeed:
             person = await parts.client.finish(attempt, query)
             succeed()
         offered = await _organisations(page, roles_of(parts.group_roles, person.groups))

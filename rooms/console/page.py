@@ -35,6 +35,7 @@ from rooms.console.formatting import (
     sentence,
     visible,
 )
+from rooms.console.labels import label_of, last_answer
 from rooms.console.sessions import (
     Sessions,
     check_origin,
@@ -44,7 +45,6 @@ from rooms.console.sessions import (
     read_preference,
     session_key,
 )
-from rooms.console.terms import last_answer, term
 from rooms.domain.ids import KeyId
 from rooms.domain.state_machine import Scope
 from rooms.errors import ForbiddenError, MalformedError, UnauthenticatedError
@@ -168,9 +168,9 @@ class Page:
         translated = self.parts.translations[self.language].gettext(message)
         return translated % values if values else translated
 
-    def term(self, code: str) -> str:
+    def label_of(self, code: str) -> str:
         """Return the words for a code of the API, in the viewer's language."""
-        return self.text(term(code))
+        return self.text(label_of(code))
 
     def sections(self) -> list[tuple[str, str]]:
         """Return the pages that the header links to: those that the viewer may read."""
@@ -340,7 +340,7 @@ def make_environment() -> Environment:
     environment.filters["sentence"] = sentence
     environment.filters["typed"] = _typed
     environment.globals.update(gettext=_gettext, ngettext=_ngettext, _=_gettext)
-    environment.globals.update(term=_term, last_answer=_last_answer)
+    environment.globals.update(label_of=_label_of, last_answer=_last_answer)
     # an attribute of the extension
     environment.extend(newstyle_gettext=True)
     # As globals, because the live part of a page is rendered without the imports of its template.
@@ -374,9 +374,9 @@ def _ngettext(context: Context, singular: str, plural: str, count: int, /, **val
 
 
 @pass_context
-def _term(context: Context, code: str, /) -> str:
+def _label_of(context: Context, code: str, /) -> str:
     """Return the words for a code of the API, in the language of the page."""
-    words: str = context["translations"].gettext(term(code)) if code else ""
+    words: str = context["translations"].gettext(label_of(code)) if code else ""
     return words
 
 

@@ -24,9 +24,9 @@ from rooms.console import (
     subscription_edit,
     subscriptions,
 )
-from rooms.console.conditions import condition_names, find_unwell
 from rooms.console.page import DOWNLOAD, HOME, PORTAL, PUBLIC, Page, PageDep
 from rooms.console.sessions import session_key
+from rooms.console.subscription_health import find_unhealthy, health_labels
 from rooms.db.catalog.sessions import PORTAL_ENTRY_PATH, LinkKind
 from rooms.errors import RateLimitedError, UnauthenticatedError
 
@@ -109,8 +109,8 @@ async def show_portal(page: PageDep) -> Response[Any]:
         backlog=status["backlog"],
         unwell=status["subscriptions"] if contains is None and not page.query("cursor") else [],
         troubled=status["subscriptions_total"],
-        health=await find_unwell(page, found["items"]) or {},
-        conditions=condition_names(page),
+        health=await find_unhealthy(page, found["items"]) or {},
+        conditions=health_labels(page),
     )
 
 

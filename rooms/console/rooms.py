@@ -9,7 +9,6 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, segment, wrong_fields
-from rooms.console.conditions import condition_names, find_unwell
 from rooms.console.fields import (
     RETRY_FIELDS,
     THROTTLE_FIELDS,
@@ -24,6 +23,7 @@ from rooms.console.fields import (
 from rooms.console.form import Form
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.retry_schedule import read_schedule
+from rooms.console.subscription_health import find_unhealthy, health_labels
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.room import (
     DEFAULT_DELIVERY_ATTEMPTS,
@@ -116,7 +116,7 @@ async def show_room(page: PageDep, room_id: FromPath[str]) -> Response[str]:
         subscriptions=subscriptions,
         pending=len(waiting) if owns(page, room) else 0,
         status=await page.optional("/status", room_id=room["id"], limit=_UNWELL),
-        conditions=condition_names(page),
+        conditions=health_labels(page),
         schedule=read_schedule(room),
     )
 
@@ -184,8 +184,8 @@ async def list_room_subscriptions(page: PageDep, room_id: FromPath[str]) -> Resp
         "room_subscriptions.html",
         room=room,
         found=found,
-        health=await find_unwell(page, found["items"]),
-        conditions=condition_names(page),
+        health=await find_unhealthy(page, found["items"]),
+        conditions=health_labels(page),
         statuses=_STATUSES,
     )
 

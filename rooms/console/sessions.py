@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.api.changes import make_entry
 from rooms.api.deps import ApiServices
 from rooms.api.sessions import DEFAULT_SESSION_S, PORTAL_PATH
-from rooms.console.tries import Tries
+from rooms.console.sign_in_limit import SignInLimit
 from rooms.db.catalog import sessions as records
 from rooms.db.catalog.api_keys import new_key
 from rooms.db.connection import transaction
@@ -76,7 +76,9 @@ class Sessions:
     def __init__(self, services: ApiServices) -> None:
         self._services = services
         self._extended: dict[KeyId, float] = {}
-        self._links = Tries(services, LINKS_PER_S, "too many links were tried from this address")
+        self._links = SignInLimit(
+            services, LINKS_PER_S, "too many links were tried from this address"
+        )
         self._sources: TokenBuckets[str] = TokenBuckets(SIGN_INS_PER_S, services.clock.monotonic)
 
     async def begin_by_key(self, scope: Mapping[str, Any], key: str) -> StartedSession:

@@ -9,11 +9,11 @@ from litestar.params import FromPath
 from litestar.response import Redirect
 
 from rooms.console.api_client import ApiProblemError, segment
-from rooms.console.conditions import find_unwell
 from rooms.console.fields import whole_number
 from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
 from rooms.console.form import Form
 from rooms.console.page import HOME, Page, PageDep
+from rooms.console.subscription_health import find_unhealthy
 from rooms.console.subscriptions import find_subscription
 
 PATH: Final = f"{HOME}/sideline"
@@ -76,7 +76,7 @@ async def show_sideline(page: PageDep, subscription_id: FromPath[str]) -> Respon
         found=found,
         counts=await page.optional(f"{path}/counts"),
         schedule=await page.optional(f"{path}/sideline/schedule"),
-        reason_options=[(reason, page.term(reason)) for reason in _REASONS],
+        reason_options=[(reason, page.label_of(reason)) for reason in _REASONS],
         filtered=is_filtered(page, FILTERS),
         more_filters=is_filtered(page, _KEYS),
         selection=_chosen_query(page),
@@ -167,7 +167,7 @@ async def set_schedule(page: PageDep, subscription_id: FromPath[str]) -> Respons
             found=await page.api.get(f"{path}/sideline", limit=_PAGE),
             counts=await page.optional(f"{path}/counts"),
             schedule=await page.optional(f"{path}/sideline/schedule"),
-            reason_options=[(reason, page.term(reason)) for reason in _REASONS],
+            reason_options=[(reason, page.label_of(reason)) for reason in _REASONS],
             filtered=False,
             more_filters=False,
             selection="",
@@ -211,7 +211,7 @@ async def _show_preview(
         problem = problem or exc.problem
     unwell = {}
     if what == "shovel":
-        unwell = await find_unwell(page, [subscription]) or {}
+        unwell = await find_unhealthy(page, [subscription]) or {}
     return page.render(
         f"sideline_{what}.html",
         refused=error,

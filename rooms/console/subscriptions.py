@@ -6,15 +6,15 @@ from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import segment
-from rooms.console.conditions import (
-    condition_names,
-    find_together,
-    find_unwell,
+from rooms.console.page import HOME, Page, PageDep, all_parts, no_part
+from rooms.console.retry_schedule import read_schedule
+from rooms.console.subscription_health import (
+    find_failing_together,
+    find_unhealthy,
+    health_labels,
     read_last_hour,
     summarize,
 )
-from rooms.console.page import HOME, Page, PageDep, all_parts, no_part
-from rooms.console.retry_schedule import read_schedule
 from rooms.domain.state_machine import ENDED_STATUSES
 
 PATH: Final = f"{HOME}/subscriptions"
@@ -31,7 +31,7 @@ _SHOWN: Final = 10
 async def list_subscriptions(page: PageDep) -> Response[str]:
     """List the organisation's subscriptions, or those of others to its rooms, or those unwell."""
     if page.query("health"):
-        return await _list_unwell(page)
+        return await _list_unhealthy(page)
     room = page.query("room")
     path = "/subscriptions" if room is None else f"/rooms/{segment(room)}/subscriptions"
     found = await page.api.get(
@@ -46,13 +46,13 @@ async def list_subscriptions(page: PageDep) -> Response[str]:
         "subscriptions.html",
         found=found,
         unwell=None,
-        health=await find_unwell(page, found["items"]),
+        health=await find_unhealthy(page, found["items"]),
         room_names=await page.room_names(one["room_id"] for one in found["items"]),
         **_conditions(page),
     )
 
 
-async def _list_unwell(page: Page) -> Response[str]:
+async def _list_unhealthy(page: Page) -> Response[str]:
     status = await page.api.get("/status", limit=_UNWELL)
     wanted = page.query("health")
     unwell = [one for one in status["subscriptions"] if wanted in {"any", one["condition"]}]
@@ -66,7 +66,7 @@ async def _list_unwell(page: Page) -> Response[str]:
 
 
 def _conditions(page: Page) -> dict[str, Any]:
-    names = condition_names(page)
+    names = health_labels(page)
     return {"conditions": names, "choices": [(one, name) for one, (_, name) in names.items()]}
 
 
@@ -79,20 +79,20 @@ async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Re
     room = subscription["room"]
     is_push = subscription["type"] == "PUSH"
     found, hour, counts, latest, lane = await all_parts(
-        find_unwell(page, [subscription]),
+        find_unhealthy(page, [subscription]),
         read_last_hour(page, f"{at}/activity"),
         page.optional(f"{at}/counts"),
         page.optional(f"{at}/deliveries", limit=_LATEST) if own else no_part(),
         page.optional(f"{at}/lane") if own and is_push else no_part(),
     )
     unwell = (found or {}).get(subscription["id"])
-    together, names = await find_together(page, subscription["id"]) if unwell else ([], {})
+    together, names = await find_failing_together(page, subscription["id"]) if unwell else ([], {})
     return page.render(
         "subscription.html",
         subscription=subscription,
         room=room,
         unwell=unwell,
-        conditions=condition_names(page),
+        conditions=health_labels(page),
         together=together,
         names=names,
         counts=counts,

@@ -18,7 +18,7 @@ from jinja2.ext import babel_extract
 
 from rooms.console.app import DONE
 from rooms.console.formatting import LANGUAGES, SOURCE_LANGUAGE
-from rooms.console.terms import TERMS
+from rooms.console.labels import LABELS
 
 _FUNCTIONS: Final = ("_", "gettext", "ngettext")
 # By default the texts of a template that cannot be parsed are left out without a word.
@@ -47,8 +47,8 @@ def texts() -> Iterator[tuple[str, Text]]:
                 yield module.name, found
     for text in DONE.values():
         yield "DONE", text
-    for text in TERMS.values():
-        yield "TERMS", text
+    for text in LABELS.values():
+        yield "LABELS", text
 
 
 def _texts_of_module(source: str) -> Iterator[str]:

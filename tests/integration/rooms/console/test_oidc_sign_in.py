@@ -9,7 +9,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from rooms.console import tries
+from rooms.console import sign_in_limit
 from rooms.console.oidc_routes import ATTEMPTS_PER_S
 from rooms.domain.role import parse_group_roles
 from rooms.domain.state_machine import Scope
@@ -376,7 +376,7 @@ async def test_a_slow_provider_and_one_client_do_not_stop_the_sign_ins_of_others
     database: str, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a trusted proxy: who is unnamed is refused soon, and who is named has an own rate."""
-    monkeypatch.setattr(tries, "MAX_WAIT_S", 0.05)
+    monkeypatch.setattr(sign_in_limit, "MAX_WAIT_S", 0.05)
     settings = {**settings_for(provider), "ROOMS_TRUSTED_PROXIES": "127.0.0.0/8"}
     async with open_api(database, gate=None, **settings) as api:
         browser = await Browser.open(api)

@@ -16,7 +16,7 @@ from rooms.api.auth import CHANGES_NOTHING, DATA_PLANE
 from rooms.api.deps import ApiServices
 from rooms.api.search import SearchField, SearchKind
 from rooms.console.formatting import read_translations
-from rooms.console.terms import ACTIONS, TERMS, last_answer, term
+from rooms.console.labels import ACTION_LABELS, LABELS, label_of, last_answer
 from rooms.domain.job import JobKind
 from rooms.domain.state_machine import LogKind, Reason, State
 from rooms.settings import read_settings
@@ -65,19 +65,19 @@ def _named(call: ast.Call, function: str) -> Iterator[str]:
 def test_every_action_of_the_journal_has_words() -> None:
     found = {*actions_of_routes(), *actions_of_modules(), JobKind.DELETE_ORGANISATION.value}
     assert {"sign_in", "read_payload", "revoke_key", "approve_subscription"} < found
-    assert sorted(found - TERMS.keys()) == []
-    assert sorted(ACTIONS.keys() - found) == []
+    assert sorted(found - LABELS.keys()) == []
+    assert sorted(ACTION_LABELS.keys() - found) == []
 
 
 def test_every_result_of_a_search_has_words() -> None:
-    assert {*SearchKind, *SearchField} <= TERMS.keys()
+    assert {*SearchKind, *SearchField} <= LABELS.keys()
 
 
 def test_everything_that_the_analysis_names_has_words() -> None:
     attributes = {*cells.LOGGED, *cells.STRUCTURAL, *cells.FAILURE_ATTRIBUTES, root_cause.SETTINGS}
     shown = {cells.DISPLAYED.get(one, one) for one in attributes}
     kinds = {incidents.SHARED, incidents.SINGLE, incidents.CHRONIC}
-    assert sorted((shown | kinds) - TERMS.keys()) == []
+    assert sorted((shown | kinds) - LABELS.keys()) == []
 
 
 @pytest.mark.parametrize("kind", [State, Reason, LogKind, SearchKind, SearchField])
@@ -85,17 +85,17 @@ def test_every_code_has_words_without_underscores(
     kind: type[State | Reason | LogKind | SearchKind | SearchField],
 ) -> None:
     for one in kind:
-        assert one in TERMS
-        assert "_" not in term(one)
+        assert one in LABELS
+        assert "_" not in label_of(one)
 
 
 @pytest.mark.parametrize("code", ["approve_subscription", "delivery", "target_host"])
 def test_words_are_in_the_language_of_the_reader(code: str) -> None:
-    assert read_translations()["de"].gettext(term(code)) != term(code)
+    assert read_translations()["de"].gettext(label_of(code)) != label_of(code)
 
 
 def test_an_unknown_code_is_shown_as_words() -> None:
-    assert term("not_known_yet") == "not known yet"
+    assert label_of("not_known_yet") == "not known yet"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rooms.console.conditions import BARS, summarize
+from rooms.console.subscription_health import BARS, summarize
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

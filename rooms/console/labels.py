@@ -1,4 +1,4 @@
-"""Name what the API calls by a code, such as states and actions, in words of the catalogue.
+"""Return texts of the catalogue for the codes of the API, such as states and actions.
 
 An action of the journal is the name of the handler of the request. Entries of GovStack's interfaces
 have the names of their own handlers, and may also be about reading, which is refused to other
@@ -18,7 +18,7 @@ from rooms.domain.sharing import OrganisationStatus, ReapprovalField
 from rooms.domain.state_machine import LogKind, Reason, State, SubscriptionStatus
 from rooms.domain.throttle import CircuitState
 
-ACTIONS: Final[Mapping[str, str]] = {
+ACTION_LABELS: Final[Mapping[str, str]] = {
     "acknowledge_content": "acknowledge",
     "acknowledge_event": "acknowledge",
     "add_manager": "create organisation",
@@ -191,20 +191,20 @@ _ANALYSED: Final[Mapping[str, str]] = {
     "chronic": "chronic",
 }
 """Attributes of attempts that the analysis compares, and kinds of incidents."""
-TERMS: Final[Mapping[str, str]] = {
+LABELS: Final[Mapping[str, str]] = {
     code: _WORDS.get(code, code.replace("_", " "))
     for code in (
         *(str(one.value) for kind in _ENUMS for one in kind),
         *(*PARTS, "relay", "up", "down"),
         *_FIELDS,
     )
-} | {**_ANALYSED, **ACTIONS}
+} | {**_ANALYSED, **ACTION_LABELS}
 """The text in the catalogue, by the code of the API."""
 
 
-def term(code: str) -> str:
+def label_of(code: str) -> str:
     """Return the text of a code; of an unknown one, the code with spaces."""
-    return TERMS.get(code, code.replace("_", " "))
+    return LABELS.get(code, code.replace("_", " "))
 
 
 def last_answer(observed: Mapping[str, Any], translate: Callable[[str], str]) -> str:
@@ -215,6 +215,6 @@ def last_answer(observed: Mapping[str, Any], translate: Callable[[str], str]) ->
     if code == ErrorClass.STATUS:
         error = detail
     elif code in _ERRORS:
-        words = translate(term(code))
-        error = f"{words}: {detail}" if detail and detail != term(code) else words
+        words = translate(label_of(code))
+        error = f"{words}: {detail}" if detail and detail != label_of(code) else words
     return (error or named) if error.startswith(named) or not error else f"{named} {error}"

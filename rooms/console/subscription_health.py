@@ -29,7 +29,7 @@ _BAD: Final = frozenset({State.SIDELINED, State.EXPIRED})
 _OFF: Final = frozenset({State.CANCELLED, State.DROPPED, State.PURGED})
 
 
-def condition_names(page: Page) -> dict[str, tuple[str, str]]:
+def health_labels(page: Page) -> dict[str, tuple[str, str]]:
     """Return the look and the name of each condition, in the viewer's language."""
     names = {
         SubscriptionHealth.DISABLED: page.text("disabled"),
@@ -54,7 +54,7 @@ def subscription_names(listed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-async def find_unwell(
+async def find_unhealthy(
     page: Page, subscriptions: Iterable[Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]] | None:
     """Return the status of those own subscriptions that are not well, by id.
@@ -70,7 +70,9 @@ async def find_unwell(
     return {one["subscription_id"]: one for one in status["subscriptions"]}
 
 
-async def find_together(page: Page, subscription_id: str) -> tuple[list[str], dict[str, str]]:
+async def find_failing_together(
+    page: Page, subscription_id: str
+) -> tuple[list[str], dict[str, str]]:
     """Return the ids of those that fail together with a subscription, and the names by id."""
     status = await page.optional("/status", limit=_MOST)
     listed = [] if status is None else status["subscriptions"]
@@ -114,7 +116,7 @@ async def read_last_hour(page: Page, path: str) -> LastHour | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class DeliverySummary:
     """Hold what became of the newest deliveries, and percentiles of delivered ones, in ms.
 
     `bars`: numbers over equal times, by the class of their colour, oldest first.
@@ -141,7 +143,7 @@ class Health:
         return self.delivered / over if over else None
 
 
-def summarize(deliveries: Sequence[Mapping[str, Any]]) -> Health | None:
+def summarize(deliveries: Sequence[Mapping[str, Any]]) -> DeliverySummary | None:
     """Return a summary of deliveries as the API lists them; None: there are none."""
     if not deliveries:
         return None
@@ -156,7 +158,7 @@ def summarize(deliveries: Sequence[Mapping[str, Any]]) -> Health | None:
     ]
     ordered = sorted(latencies)
     kinds = [_kind(one["state"]) for one in deliveries]
-    return Health(
+    return DeliverySummary(
         count=len(deliveries),
         delivered=kinds.count("good"),
         failed=kinds.count("bad"),

@@ -14,7 +14,7 @@ MAX_WAIT_S: Final = 2.0
 """The longest time for which a try through a trusted proxy waits for others."""
 
 
-class Tries:
+class SignInLimit:
     """Give each address `per_s` tries a second; one that succeeds is refunded.
 
     A client that a trusted proxy names has its own address. Proxies that name none pay nothing, as

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from rooms.console import tries
+from rooms.console import sign_in_limit
 from rooms.errors import RateLimitedError
 
 _AT_A_TIME: Final = 2
@@ -15,19 +15,19 @@ _PROXY: Final = ("10.0.0.1", 4000)
 _CLIENT: Final = ("203.0.113.7", 0)
 
 
-def make_tries() -> tries.Tries:
+def make_limit() -> sign_in_limit.SignInLimit:
     services: Any = SimpleNamespace(
         clock=SimpleNamespace(monotonic=lambda: 0.0),
         callers=SimpleNamespace(is_proxy=lambda client: client == _PROXY),
     )
-    return tries.Tries(services, _AT_A_TIME, "too many tries")
+    return sign_in_limit.SignInLimit(services, _AT_A_TIME, "too many tries")
 
 
 async def test_a_try_behind_slow_ones_is_refused_after_a_short_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tries, "MAX_WAIT_S", 0.01)
-    limited = make_tries()
+    monkeypatch.setattr(sign_in_limit, "MAX_WAIT_S", 0.01)
+    limited = make_limit()
     async with AsyncExitStack() as slow:
         for _ in range(_AT_A_TIME):
             await slow.enter_async_context(limited.attempt(_PROXY))
@@ -43,7 +43,7 @@ async def test_a_try_behind_slow_ones_is_refused_after_a_short_wait(
 
 
 async def test_a_try_waits_for_one_that_ends() -> None:
-    limited = make_tries()
+    limited = make_limit()
     ran = asyncio.Event()
 
     async def run() -> None:
@@ -61,7 +61,7 @@ async def test_a_try_waits_for_one_that_ends() -> None:
 
 
 async def test_a_client_that_leaves_takes_no_place_with_it() -> None:
-    limited = make_tries()
+    limited = make_limit()
     async with AsyncExitStack() as others:
         for _ in range(_AT_A_TIME):
             await others.enter_async_context(limited.attempt(_PROXY))
@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_takes_no_place_with_it() -> None:
 
 
 async def test_a_failed_try_gives_its_place_back() -> None:
-    limited = make_tries()
+    limited = make_limit()
     for _ in range(_AT_A_TIME + 1):
         with pytest.raises(ValueError, match="failed"):
             async with limited.attempt(_PROXY):
