@@ -99,7 +99,7 @@ def message_json(row: LeasedRow) -> bytes:
 
 
 def _publisher(text: str) -> dict[str, str]:
-    """Return the publisher that `rooms.domain.delivery_identity.publisher_text` wrote."""
+    """Return the publisher that `rooms.domain.delivery_properties.publisher_text` wrote."""
     organisation, slash, application = text.partition("/")
     fields = {"organisation_id": organisation}
     return fields | {"application": application} if slash else fields

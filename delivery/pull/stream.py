@@ -18,7 +18,7 @@ from delivery.pull.wait_queue import Consumer
 from delivery.pull.waiters import Waiters
 from rooms.db.leases.acquire import LeasedRow
 from rooms.db.leases.scan import ScannedMessage, scan
-from rooms.db.queue.identities import read_sequences
+from rooms.db.queue.delivery_properties import read_sequences
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import KeyId
 

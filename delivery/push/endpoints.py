@@ -22,7 +22,7 @@ from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
 from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.delivery_identity import DeliveryIdentity, expiry_text, header_value
+from rooms.domain.delivery_properties import DeliveryProperties, expiry_text, header_value
 from rooms.domain.delivery_task import DEFAULT_PRIORITY, DeliveryTask
 from rooms.domain.ids import RoomId, SubscriptionId, is_replayed, room_of
 from rooms.domain.message_headers import header_key, is_withheld
@@ -154,7 +154,7 @@ class Endpoint:
             )
         return lines.encode("latin-1")
 
-    def _own_headers(self, identity: DeliveryIdentity) -> str:
+    def _own_headers(self, identity: DeliveryProperties) -> str:
         """Return the headers that replace the plain ones where a delivery has an identity."""
         lines = self._static_headers
         if (publisher := identity.publisher(self.record.room_owner_id)) is not None:

@@ -12,7 +12,7 @@ from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import load_endpoints
 from rooms.db.secrets import Cipher
 from rooms.domain.attempt import AttemptResult, ErrorClass
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DEFAULT_PRIORITY, DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId
 from rooms.domain.room import Subscription
@@ -79,7 +79,7 @@ class PingSender:
             deadline=math.inf,
             headers=None,
             payload=payload,
-            identity=DeliveryIdentity(has_publisher=False),
+            identity=DeliveryProperties(has_publisher=False),
         )
         if record.event_item:
             task.envelope = envelope_of(task, None)

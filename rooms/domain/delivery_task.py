@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.govstack import ItemEnvelope
 from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
@@ -50,7 +50,7 @@ class DeliveryTask:
     payload: bytes
     crash_count: int = 0
     """Claims in a row whose worker died, possibly because of this task."""
-    identity: DeliveryIdentity | None = None
+    identity: DeliveryProperties | None = None
     """None: it is of a plain message."""
     native: bool = False
     """Clients of the broker read it, and it is sent with what they need. Only the relay sets it."""

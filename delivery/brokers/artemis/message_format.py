@@ -29,7 +29,8 @@ from operator import itemgetter
 from typing import Any, Final
 
 from delivery.brokers.artemis.frames import Frame, escape, unescape
-from rooms.domain.delivery_identity import DeliveryIdentity, expiry_text, publisher_text
+from rooms.domain.delivery_properties import DeliveryProperties as DeliveryIdentity
+from rooms.domain.delivery_properties import expiry_text, publisher_text
 from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
 from rooms.domain.ids import (
     MAX_ROOM,

@@ -16,7 +16,7 @@ from typing import Final
 from rooms.db.pg_arrays import literal_array
 from rooms.db.statement_parts import VERSION_ARRAYS, session_lives, version_arrays
 from rooms.db.writer import LIVENESS_LOCK, LogWriter
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId
 from rooms.domain.work_location import WorkLocation
@@ -140,7 +140,7 @@ class BrokerClaims:
             task.expires_ms = expires_at_ms
             task.expires_at = math.inf if life_ms is None else claimed_at + life_ms / 1000
             if expires_at_ms is not None:
-                task.identity = task.identity or DeliveryIdentity()
+                task.identity = task.identity or DeliveryProperties()
                 task.identity.expires_at_ms = expires_at_ms
             taken.append(ordinal - 1)
         return taken

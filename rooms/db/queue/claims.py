@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from rooms.db.pg_arrays import literal_array
-from rooms.db.queue.identities import IDENTITY, add_sequences, parse_identity
+from rooms.db.queue.delivery_properties import PROPERTIES, add_sequences, parse_properties
 from rooms.db.queue.orphans import sideline_without_message
 from rooms.db.writer import LogWriter, dead_writers
 from rooms.domain.delivery_task import DeliveryTask
@@ -87,11 +87,11 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epo
 OF_OTHER_ORGANISATIONS: Final = """
             AND subscription_id NOT IN (
                 SELECT s.id FROM subscriptions s WHERE s.organisation_id = ANY (%(organisations)s::uuid[]) AND s.status <> 'deleted')"""
-_CLAIM: Final = _CLAIM_TEMPLATE.format(identity=IDENTITY, others="")
-_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(identity=IDENTITY, others=OF_OTHER_ORGANISATIONS)
+_CLAIM: Final = _CLAIM_TEMPLATE.format(identity=PROPERTIES, others="")
+_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(identity=PROPERTIES, others=OF_OTHER_ORGANISATIONS)
 
 _LOAD_MESSAGES: Final = f"""
-SELECT 0, m.id::text, {IDENTITY}, m.event_type, m.event_version, m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8,
+SELECT 0, m.id::text, {PROPERTIES}, m.event_type, m.event_version, m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8,
     m.headers, m.payload
 FROM unnest(%(room)s::int4[], %(id)s::uuid[]) AS v (room_id, id) CROSS JOIN LATERAL (
     SELECT * FROM messages m WHERE m.room_id = v.room_id AND m.id = v.id LIMIT 1
@@ -279,7 +279,7 @@ class Outbox:
         ]:
             for task in own:
                 expires_ms = task.expires_ms
-                task.identity = parse_identity(identities.get(task.message_id), expires_ms)
+                task.identity = parse_properties(identities.get(task.message_id), expires_ms)
                 if expires_ms is not None:
                     task.expires_at = claimed_at + (expires_ms - last[9] / 1000) / 1000
             await self._add_sequences(own, claimed)

@@ -17,7 +17,7 @@ from rooms.db.pg_arrays import bytes_array, literal_array, number_array, text_ar
 from rooms.db.queue.broker_claims import DeliveryVersion
 from rooms.db.statement_parts import JOIN_MESSAGE, REPLACE_SIDELINED
 from rooms.db.writer import LogWriter
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, room_of
 from rooms.domain.state_machine import LogKind, Reason, State
@@ -171,7 +171,7 @@ async def create_orphan_rows(writer: LogWriter, tasks: Sequence[DeliveryTask]) -
         for task in sorted(tasks, key=lambda task: (task.generation, task.attempt))
     }
     orphans = [last[identity] for identity in sorted(last)]
-    identities = [task.identity or DeliveryIdentity() for task in orphans]
+    identities = [task.identity or DeliveryProperties() for task in orphans]
     rows = await writer.run(
         _CREATE_ORPHAN_ROWS,
         {

@@ -16,7 +16,7 @@ from typing import Final
 from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import literal_array, number_array, text_array, word_array
 from rooms.db.queue.claims import OF_OTHER_ORGANISATIONS, count_by_organisation
-from rooms.db.queue.identities import IDENTITY, add_sequences, parse_identity
+from rooms.db.queue.delivery_properties import PROPERTIES, add_sequences, parse_properties
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import (
     JOIN_MESSAGE,
@@ -25,7 +25,7 @@ from rooms.db.statement_parts import (
     version_arrays,
 )
 from rooms.db.writer import LogWriter, dead_writers
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
 from rooms.domain.ids import (
     DeliveryId,
@@ -75,7 +75,7 @@ WITH due AS MATERIALIZED (
     SELECT o.*, row_number() OVER () AS n FROM (SELECT * FROM due UNION ALL SELECT * FROM soon) o
 ), read AS MATERIALIZED (
     SELECT p.at, m.id AS message, m.event_type, m.event_version, m.correlation_id, m.published_at, m.headers, m.payload,
-        {IDENTITY} AS identity,
+        {PROPERTIES} AS identity,
         coalesce(sum(octet_length(m.payload)) OVER (
             ORDER BY p.n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(bytes)s::int8 AS fits
     FROM picked p LEFT JOIN LATERAL (
@@ -219,10 +219,10 @@ class EndedTask:
     error: str | None = None
 
 
-def _native_identity(text: str) -> DeliveryIdentity:
+def _native_properties(text: str) -> DeliveryProperties:
     """Return the identity of a native copy, which is complete for readers outside."""
     own, owner, expires_at_ms = json.loads(text)
-    identity = parse_identity(own) or DeliveryIdentity()
+    identity = parse_properties(own) or DeliveryProperties()
     identity.expires_at_ms = expires_at_ms
     identity.organisation = identity.organisation or owner
     return identity
@@ -335,9 +335,9 @@ class RelayOutbox:
                     payload=row[17],
                     identity=None
                     if row[19] is None
-                    else _native_identity(row[19])
+                    else _native_properties(row[19])
                     if row[18]
-                    else parse_identity(row[19]),
+                    else parse_properties(row[19]),
                     native=row[18],
                     deadline=deadline,
                 )

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rooms.domain.delivery_identity import expiry_text
+from rooms.domain.delivery_properties import expiry_text
 from rooms.domain.ids import JobId, replayed_id
 from rooms.domain.state_machine import State, SubscriptionStatus, SubscriptionType
 from tests.support.installation import until

@@ -20,7 +20,7 @@ from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.db.sealing import seal_headers
 from rooms.db.secrets import Cipher
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.retry_policy import RetryPolicy
@@ -149,7 +149,7 @@ def test_a_plain_message_names_only_its_publisher() -> None:
 
 def test_a_message_has_headers_for_what_it_has() -> None:
     other = OrganisationId("01900000-0000-7000-8000-000000000009")
-    identity = DeliveryIdentity("key 7", 12, "order/9", other, "billing", True, 1_750_000_000_123)
+    identity = DeliveryProperties("key 7", 12, "order/9", other, "billing", True, 1_750_000_000_123)
     assert identity_headers(replace(TASK, priority=9, identity=identity)) == {
         "Rooms-Publisher": f"{other}/billing",
         "Rooms-Ordering-Key": "key%207",
@@ -163,13 +163,13 @@ def test_a_message_has_headers_for_what_it_has() -> None:
         "Rooms-Publisher": RECORD.room_owner_id,
         "Rooms-Replayed": "true",
     }
-    unknown = DeliveryIdentity(has_publisher=False)
+    unknown = DeliveryProperties(has_publisher=False)
     assert identity_headers(replace(TASK, identity=unknown)) == {}
 
 
 @pytest.mark.parametrize("own", ["a\r\nX-Evil: 1\r\n", "\r\n\r\n{}", "é" * 128, " ", "\u2028"])
 def test_no_key_can_add_a_header(own: str) -> None:
-    identity = DeliveryIdentity(ordering_key=own, business_key=own)
+    identity = DeliveryProperties(ordering_key=own, business_key=own)
     found = identity_headers(replace(TASK, identity=identity))
     assert unquote(found["Rooms-Ordering-Key"]) == unquote(found["Rooms-Business-Key"]) == own
 
@@ -314,7 +314,7 @@ def test_the_publishers_headers_are_sent() -> None:
 def test_a_publisher_does_not_change_the_subscribers_headers(name: str) -> None:
     """Which of two lines a receiver believes is its choice: there is one, the subscriber's."""
     copy = replace(TASK, headers=json.dumps({name: "red", "X-Trace": "abc"}).encode())
-    for sent in (copy, replace(copy, identity=DeliveryIdentity(has_publisher=False))):
+    for sent in (copy, replace(copy, identity=DeliveryProperties(has_publisher=False))):
         found = lines(Endpoint(RECORD, SEAL), sent)
         assert [value for key, value in found if key.lower().replace("_", "-") == "x-tenant"] == [
             "blue"

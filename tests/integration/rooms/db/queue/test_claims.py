@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rooms.db.connection import open_connection
-from rooms.db.queue import claims, identities
+from rooms.db.queue import claims, delivery_properties
 from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.writer import LogWriter
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import MessageId, OrganisationId
 from rooms.errors import StorageRefusedError
@@ -138,11 +138,15 @@ async def test_sequence_numbers_are_read_only_where_there_are_ordering_keys(
     }
     async with Watched(database) as writer:
         found = {task.delivery_id: task.identity for task in (await claim(writer)).tasks}
-        assert writer.asked == [claims._CLAIM, claims._LOAD_MESSAGES, identities._SEQUENCES]
+        assert writer.asked == [
+            claims._CLAIM,
+            claims._LOAD_MESSAGES,
+            delivery_properties._SEQUENCES,
+        ]
     assert found == {
         plain.delivery_id: None,
         **{
-            delivery: DeliveryIdentity(ordering_key="k", sequence=number, business_key="b")
+            delivery: DeliveryProperties(ordering_key="k", sequence=number, business_key="b")
             for delivery, number in copies.items()
         },
     }
@@ -154,7 +158,7 @@ async def test_claims_whose_sequence_numbers_cannot_be_read_are_released_at_once
     """Sent without its number, a message would look like a gap."""
     await keyed(installation, 0, 1)
     async with Watched(database) as writer:
-        writer.refused = identities._SEQUENCES
+        writer.refused = delivery_properties._SEQUENCES
         with pytest.raises(StorageRefusedError):
             await claim(writer)
         writer.refused = ""
@@ -169,7 +173,7 @@ async def test_the_expiry_of_a_claimed_copy_is_the_row_s(
     await installation.queue(copy)
     async with LogWriter(database, kind="worker", isolated=False) as writer:
         ((task,),) = [(await claim(writer)).tasks]
-    assert task.identity == DeliveryIdentity(expires_at_ms=copy.expires_ms)
+    assert task.identity == DeliveryProperties(expires_at_ms=copy.expires_ms)
     assert task.expires_ms == copy.expires_ms
     assert abs(task.expires_at - time.monotonic() - 3600) < 5
 
@@ -200,18 +204,18 @@ async def test_a_claim_that_waits_lets_no_copy_expire_early(
 @pytest.mark.parametrize(
     ("changed", "identity"),
     [
-        ("publisher_id = NULL", DeliveryIdentity(has_publisher=False)),
-        ("application = 'till'", DeliveryIdentity(application="till")),
+        ("publisher_id = NULL", DeliveryProperties(has_publisher=False)),
+        ("application = 'till'", DeliveryProperties(application="till")),
         (
             "publisher_organisation_id = '01900000-0000-7000-8000-000000000009'",
-            DeliveryIdentity(organisation=OrganisationId("01900000-0000-7000-8000-000000000009")),
+            DeliveryProperties(organisation=OrganisationId("01900000-0000-7000-8000-000000000009")),
         ),
-        ("ordering_key = 'a\"é'", DeliveryIdentity(ordering_key='a"é')),
-        ("business_key = E'a\\nb'", DeliveryIdentity(business_key="a\nb")),
+        ("ordering_key = 'a\"é'", DeliveryProperties(ordering_key='a"é')),
+        ("business_key = E'a\\nb'", DeliveryProperties(business_key="a\nb")),
     ],
 )
 async def test_a_claim_brings_what_a_message_has(
-    installation: Installation, database: str, changed: str, identity: DeliveryIdentity
+    installation: Installation, database: str, changed: str, identity: DeliveryProperties
 ) -> None:
     await of_day(installation, 0)
     await installation.rows(f"UPDATE messages SET {changed}")

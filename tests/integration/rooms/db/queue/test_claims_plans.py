@@ -12,7 +12,7 @@ from delivery.brokers.postgres import PostgresConsumer
 from rooms.db.connection import connect
 from rooms.db.leases import ack
 from rooms.db.pg_arrays import literal_array
-from rooms.db.queue import claims, holds, identities, outcomes
+from rooms.db.queue import claims, delivery_properties, holds, outcomes
 from rooms.db.writer import _PLANNER_SETTINGS
 from rooms.domain.ids import SubscriptionId, first_id
 from tests.conftest import administer, at
@@ -171,7 +171,7 @@ async def test_sequence_numbers_are_read_by_key_in_the_days_of_their_deliveries(
         "first": f"'{ids[0]['id']}'",
         "last": f"'{ids[0]['id']}'",
     }
-    plan = await explained(saturated.url, identities._SEQUENCES, values)
+    plan = await explained(saturated.url, delivery_properties._SEQUENCES, values)
     assert_found_by_key(plan)
     (days,) = [
         node

@@ -13,7 +13,7 @@ from delivery.relay.relay import linger_s
 from rooms.db.queue import relay as records
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.state_machine import Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.domain.work_location import WorkLocation
@@ -88,7 +88,7 @@ async def test_rows_whose_sequence_numbers_cannot_be_read_are_released_at_once(
         with pytest.raises(StorageRefusedError):
             await claim(outgoing)
     (task,) = (await claim(outgoing)).tasks
-    assert task.identity == DeliveryIdentity(ordering_key="k", sequence=12)
+    assert task.identity == DeliveryProperties(ordering_key="k", sequence=12)
 
 
 async def test_only_what_is_to_be_sent_is_claimed(

@@ -29,7 +29,7 @@ from delivery.brokers.artemis.message_format import (
     destination_headers,
     encode_copy,
 )
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.state_machine import SubscriptionType
@@ -126,7 +126,7 @@ def test_a_copy_of_an_older_relay_has_the_priority_of_the_broker() -> None:
 
 OTHER = OrganisationId("01890a5d-ac96-774b-bcce-000000000009")
 IDENTITIES = st.builds(
-    DeliveryIdentity,
+    DeliveryProperties,
     ordering_key=st.none() | TEXT,
     sequence=st.none() | st.integers(0, (1 << 63) - 1),
     business_key=st.none() | TEXT,
@@ -136,15 +136,15 @@ IDENTITIES = st.builds(
 
 
 @given(IDENTITIES)
-def test_the_identity_of_a_copy_is_carried(identity: DeliveryIdentity) -> None:
+def test_the_identity_of_a_copy_is_carried(identity: DeliveryProperties) -> None:
     copy = replace(make_copy(), identity=identity)
     found, _ = decode_copy(handed_out(sent(copy)), SubscriptionType.PUSH)
-    assert found == replace(copy, identity=None if identity == DeliveryIdentity() else identity)
+    assert found == replace(copy, identity=None if identity == DeliveryProperties() else identity)
 
 
 @given(st.lists(st.none() | IDENTITIES, max_size=6))
 def test_no_pattern_of_plain_copies_loses_an_identity(
-    identities: list[DeliveryIdentity | None],
+    identities: list[DeliveryProperties | None],
 ) -> None:
     reader = CopyDecoder(SubscriptionType.PUSH)
     plain = replace(make_copy(), headers=None)
@@ -157,7 +157,7 @@ def test_no_pattern_of_plain_copies_loses_an_identity(
             for one in FrameParser(reader.decode_fast).feed(stream)
         ]
         assert [one.identity for one in found] == [
-            None if identity == DeliveryIdentity() else identity for identity in identities
+            None if identity == DeliveryProperties() else identity for identity in identities
         ]
 
 
@@ -172,12 +172,14 @@ def test_a_copy_that_an_older_version_sent_has_no_known_publisher() -> None:
         (one,) = FrameParser(reader.decode_fast).feed(on_the_wire([older]))
         assert isinstance(one, Frame)
         assert reader.decode(one)[0] == replace(
-            copy, identity=DeliveryIdentity(has_publisher=False)
+            copy, identity=DeliveryProperties(has_publisher=False)
         )
 
 
 def test_a_native_copy_says_everything_by_names_of_jms_too() -> None:
-    identity = DeliveryIdentity("key\n7", 12, "order:9", OTHER, "billing", True, 1_750_000_000_123)
+    identity = DeliveryProperties(
+        "key\n7", 12, "order:9", OTHER, "billing", True, 1_750_000_000_123
+    )
     head = sent(replace(make_copy(), native=True, identity=identity)).head
     own = {
         "publisher": f"{OTHER}/billing",

@@ -14,8 +14,8 @@ _SAFE: Final = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, o
 
 
 @dataclass(slots=True)
-class DeliveryIdentity:
-    """Hold what distinguishes a delivery from that of a plain message.
+class DeliveryProperties:
+    """Hold the properties of a delivery, as AMQP and JMS call what is sent beside a body.
 
     A plain message has none: the room's owner published it, with neither application, keys nor
     expiry.

@@ -13,15 +13,15 @@ from typing import Final
 
 from rooms.db.pg_arrays import number_array, word_array
 from rooms.db.writer import LogWriter
-from rooms.domain.delivery_identity import DeliveryIdentity
+from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, RoomId
 
-IDENTITY: Final = """CASE WHEN m.ordering_key IS NOT NULL OR m.business_key IS NOT NULL OR m.application IS NOT NULL
+PROPERTIES: Final = """CASE WHEN m.ordering_key IS NOT NULL OR m.business_key IS NOT NULL OR m.application IS NOT NULL
         OR m.publisher_organisation_id IS NOT NULL OR m.publisher_id IS NULL
         THEN json_build_array(m.ordering_key, m.business_key, m.publisher_organisation_id, m.application,
             m.publisher_id IS NOT NULL)::text END"""
-"""The identity of the message `m`, as `parse_identity` reads it; null: it is a plain message."""
+"""The properties of the message `m`, as `parse_properties` reads it; null: it is a plain message."""
 
 # As in `rooms.db.queue.outcomes`: by the least and the greatest id only these deliveries' days are
 # opened.
@@ -34,12 +34,14 @@ UNION ALL SELECT 0, NULL, NULL
 """
 
 
-def parse_identity(text: str | None, expires_at_ms: int | None = None) -> DeliveryIdentity | None:
-    """Return the identity that `IDENTITY` selected, with the delivery's expiry; None: none."""
+def parse_properties(
+    text: str | None, expires_at_ms: int | None = None
+) -> DeliveryProperties | None:
+    """Return the properties that `PROPERTIES` selected, with the delivery's expiry; None: none."""
     if text is None:
-        return None if expires_at_ms is None else DeliveryIdentity(expires_at_ms=expires_at_ms)
+        return None if expires_at_ms is None else DeliveryProperties(expires_at_ms=expires_at_ms)
     ordering_key, business_key, organisation, application, has_publisher = json.loads(text)
-    return DeliveryIdentity(
+    return DeliveryProperties(
         ordering_key, None, business_key, organisation, application, has_publisher, expires_at_ms
     )
 

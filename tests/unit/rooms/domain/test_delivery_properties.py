@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooms.domain.delivery_identity import (
-    DeliveryIdentity,
+from rooms.domain.delivery_properties import (
+    DeliveryProperties,
     expiry_text,
     header_value,
     publisher_text,
@@ -45,11 +45,11 @@ def test_only_what_no_header_may_hold_is_encoded(text: str, value: str) -> None:
 
 
 def test_a_publisher_is_its_organisation_and_its_application() -> None:
-    assert DeliveryIdentity().publisher(OWNER) == OWNER
-    assert DeliveryIdentity(application="billing").publisher(OWNER) == f"{OWNER}/billing"
-    assert DeliveryIdentity(organisation=OTHER).publisher(OWNER) == OTHER
+    assert DeliveryProperties().publisher(OWNER) == OWNER
+    assert DeliveryProperties(application="billing").publisher(OWNER) == f"{OWNER}/billing"
+    assert DeliveryProperties(organisation=OTHER).publisher(OWNER) == OTHER
     assert publisher_text(OTHER, "billing") == f"{OTHER}/billing"
-    assert DeliveryIdentity(has_publisher=False).publisher(OWNER) is None
+    assert DeliveryProperties(has_publisher=False).publisher(OWNER) is None
 
 
 @given(st.integers(0, 4_000_000_000_000))
