@@ -18,8 +18,8 @@ from delivery.push.http.signing import Signer, parse_secret
 from delivery.push.redaction import hidden_texts, redact
 from rooms.cache_shares import CacheShares
 from rooms.db.connection import PersistentConnection
+from rooms.db.encrypted_headers import decrypt_headers
 from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
-from rooms.db.sealing import open_headers
 from rooms.db.secrets import Cipher
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_properties import DeliveryProperties, expiry_text, header_value
@@ -54,7 +54,7 @@ def _decrypt_headers(record: EndpointRecord, cipher: Cipher) -> Mapping[str, str
     if record.headers or record.sealed_headers is None:
         return record.headers
     try:
-        return open_headers(cipher, record.subscription_id, record.sealed_headers)
+        return decrypt_headers(cipher, record.subscription_id, record.sealed_headers)
     except ValueError as exc:
         raise ValueError(
             "its headers were encrypted with another key; put that key back "

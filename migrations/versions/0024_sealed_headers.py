@@ -1,7 +1,7 @@
 """Make room for headers of subscriptions that are sealed like signing secrets.
 
 A migration has no secret key. So the API and the workers seal what is in `headers` when they start
-(`rooms.db.sealing`); until then both are read.
+(`rooms.db.secret_rotation`); until then both are read.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines

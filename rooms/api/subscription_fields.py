@@ -20,7 +20,7 @@ from rooms.api.room_bodies import (
 )
 from rooms.api.throttle_bodies import CreateThrottle, UpdateThrottle
 from rooms.db.catalog.subscriptions import read_headers
-from rooms.db.sealing import seal_headers
+from rooms.db.encrypted_headers import encrypt_headers
 from rooms.db.secrets import Cipher
 from rooms.domain.event_type_pattern import check_pattern, is_pattern
 from rooms.domain.ids import SubscriptionId
@@ -120,7 +120,7 @@ def seal_header_columns(
     """Return the columns of a subscription with its headers sealed, if they are among them."""
     if "headers" not in columns:
         return dict(columns)
-    return {**columns, **seal_headers(cipher, identity, columns["headers"])}
+    return {**columns, **encrypt_headers(cipher, identity, columns["headers"])}
 
 
 class CreateOverrides(CreateThrottle, forbid_unknown_fields=True, kw_only=True):

@@ -30,7 +30,12 @@ from rooms.api.server.uvicorn_server import BoundedServer, http_config
 from rooms.api.streams import StreamTransport
 from rooms.app.file_limit import FileNeed, allot_connections
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
-from rooms.app.stores import open_own_broker, open_own_magazines, open_sealing, process_registration
+from rooms.app.stores import (
+    open_checked_cipher,
+    open_own_broker,
+    open_own_magazines,
+    process_registration,
+)
 from rooms.backends import DATABASE, address_of
 from rooms.clock import SystemClock
 from rooms.console.app import Console
@@ -72,7 +77,7 @@ async def open_services(
     """
     clock = SystemClock()
     ids = IdGenerator(secrets.randbits)
-    cipher = await open_sealing(settings, database_url)
+    cipher = await open_checked_cipher(settings, database_url)
     metrics = metrics or Metrics()
     async with AsyncExitStack() as stack:
         guard = stack.enter_context(

@@ -19,7 +19,7 @@ from rooms.backends import running_processes
 from rooms.db.connection import CONNECTION_LOST, Connection, open_connection
 from rooms.db.processes import read_processes
 from rooms.db.schema import describe_missing
-from rooms.db.sealing import find_unknown_keys
+from rooms.db.secret_rotation import find_unknown_keys
 from rooms.db.secrets import Cipher, open_cipher
 from rooms.errors import SettingsError
 from rooms.settings import Settings

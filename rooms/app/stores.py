@@ -30,7 +30,7 @@ from rooms.backends import (
 )
 from rooms.db.connection import open_connection
 from rooms.db.processes import SCHEMA_MISSING, heartbeat, mark_stopped, read_processes
-from rooms.db.sealing import prepare_sealing
+from rooms.db.secret_rotation import prepare_secrets
 from rooms.db.secrets import Cipher, open_cipher
 from rooms.errors import StorageUnavailableError
 from rooms.ports import Broker, Magazines
@@ -62,7 +62,7 @@ def open_own_magazines(
     )
 
 
-async def open_sealing(settings: Settings, database_url: str) -> Cipher:
+async def open_checked_cipher(settings: Settings, database_url: str) -> Cipher:
     """Return the cipher, with nothing in the database left that should be sealed and is not.
 
     SettingsError: something was sealed with another key. StorageUnavailableError.
@@ -71,7 +71,7 @@ async def open_sealing(settings: Settings, database_url: str) -> Cipher:
     try:
         async with open_connection(database_url, name="rooms sealing") as connection:
             refuse = settings.unknown_secret_keys == "refuse"  # noqa: S105 - no password
-            await prepare_sealing(connection, cipher, refuse_unknown=refuse)
+            await prepare_secrets(connection, cipher, refuse_unknown=refuse)
     except SCHEMA_MISSING:
         _log.warning("the database has an older schema: run `rooms migrate`, and restart this")
     except psycopg.Error as exc:

@@ -14,7 +14,7 @@ from delivery.push.sandbox.client import SandboxClient
 from delivery.push.sandbox.process import SandboxProcess
 from rooms.app.file_limit import FileNeed, allot_connections
 from rooms.app.process import StopHook, run, stop_on_signals
-from rooms.app.stores import open_own_broker, open_sealing, process_registration
+from rooms.app.stores import open_checked_cipher, open_own_broker, process_registration
 from rooms.clock import SystemClock
 from rooms.domain.ids import IdGenerator
 from rooms.metrics import Metrics
@@ -59,7 +59,7 @@ async def serve_worker(
         max_idle_per_host=max(1, connections // 4),
     )
 
-    cipher = await open_sealing(settings, database_url)
+    cipher = await open_checked_cipher(settings, database_url)
     clock = SystemClock()
     policy = target_policy(settings)
     async with AsyncExitStack() as stack:

@@ -16,13 +16,13 @@ from rooms.cli.errors import CliError
 from rooms.cli.key_takeover import Use, await_takeover, sealing_processes
 from rooms.db.connection import Connection, open_connection
 from rooms.db.processes import SCHEMA_MISSING
-from rooms.db.sealing import (
-    ResealProgress,
+from rooms.db.secret_rotation import (
+    RotationProgress,
     count_by_key,
     current_transaction,
-    reseal_batch,
-    reseal_receipt_keys,
-    seal_plain_headers,
+    encrypt_plain_headers,
+    reencrypt_batch,
+    reencrypt_receipt_keys,
     writers_ended,
 )
 from rooms.db.secrets import (
@@ -112,7 +112,7 @@ def rotate(session: CliSession, /, *, file_is_shared: bool) -> None:
 
     async def work(
         connection: Connection,
-    ) -> tuple[Cipher, ResealProgress, Mapping[str | None, int]]:
+    ) -> tuple[Cipher, RotationProgress, Mapping[str | None, int]]:
         _restore_pruned(settings, output)
         cipher = _open(session)
         counts = await count_by_key(connection)
@@ -125,7 +125,7 @@ def rotate(session: CliSession, /, *, file_is_shared: bool) -> None:
         await await_takeover(
             connection, cipher.key_ids[0], Use.SEAL, output, remedy=_remedy(settings)
         )
-        await seal_plain_headers(connection, cipher)
+        await encrypt_plain_headers(connection, cipher)
         progress = await _reseal(connection, cipher, output)
         return cipher, progress, await count_by_key(connection)
 
@@ -241,7 +241,7 @@ async def _refuse_left(connection: Connection, cipher: Cipher) -> None:
         raise CliError(f"{left} values are sealed with other keys: run `rooms secret-key rotate`")
 
 
-def _left_problem(left: int, progress: ResealProgress) -> str:
+def _left_problem(left: int, progress: RotationProgress) -> str:
     if progress.unreadable_count:
         return (
             f"{left} values are left; no key opens those of {progress.unreadable_count} "
@@ -327,15 +327,15 @@ def _remedy(settings: "Settings") -> str:
     )
 
 
-async def _reseal(connection: Connection, cipher: Cipher, output: "Output") -> ResealProgress:
+async def _reseal(connection: Connection, cipher: Cipher, output: "Output") -> RotationProgress:
     """Seal again what other keys sealed, until a pass finds nothing."""
-    await reseal_receipt_keys(connection, cipher)
-    total = ResealProgress()
+    await reencrypt_receipt_keys(connection, cipher)
+    total = RotationProgress()
     since = await current_transaction(connection)
     for number in range(_MAX_PASSES):
-        found = ResealProgress()
+        found = RotationProgress()
         batches = 0
-        while await reseal_batch(connection, cipher, found):
+        while await reencrypt_batch(connection, cipher, found):
             batches += 1
             if batches % _PROGRESS_BATCHES == 0:
                 output.note(f"{total.subscriptions + found.subscriptions} sealed again")

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
-from rooms.db.sealing import receipt_key_purpose
+from rooms.db.secret_rotation import receipt_key_purpose
 from rooms.db.secrets import Cipher
 from rooms.db.tables.organisations import receipt_keys
 from rooms.errors import StorageRefusedError

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 from sqlalchemy.sql.dml import ReturningInsert
 
-from rooms.db.sealing import open_headers
+from rooms.db.encrypted_headers import decrypt_headers
 from rooms.db.secrets import Cipher
 from rooms.db.statement_parts import insert_from_json, rows_as_json
 from rooms.db.tables.messages import lanes
@@ -346,7 +346,7 @@ async def read_headers(
     found: Mapping[str, str] = plain
     if found or sealed is None:
         return found
-    return open_headers(cipher, subscription.id, sealed)
+    return decrypt_headers(cipher, subscription.id, sealed)
 
 
 def interests_to_json(interests: Sequence[Interest] | None) -> list[dict[str, Any]] | None:

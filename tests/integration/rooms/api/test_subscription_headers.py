@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rooms.db.sealing import open_headers
+from rooms.db.encrypted_headers import decrypt_headers
 from rooms.db.secrets import Cipher
 from rooms.domain.ids import SubscriptionId
 from tests.integration.rooms.api.conftest import SEAL_KEY, Api
@@ -26,7 +26,9 @@ async def stored(api: Api, made: dict[str, Any]) -> dict[str, str]:
     )
     assert plain == {}
     found = (
-        {} if sealed is None else open_headers(Cipher(SEAL_KEY), SubscriptionId(made["id"]), sealed)
+        {}
+        if sealed is None
+        else decrypt_headers(Cipher(SEAL_KEY), SubscriptionId(made["id"]), sealed)
     )
     assert names == list(found)
     return dict(found)

@@ -7,7 +7,7 @@ import pytest
 
 from rooms.db.connection import open_connection
 from rooms.db.queue.endpoints import load_endpoints
-from rooms.db.sealing import prepare_sealing
+from rooms.db.secret_rotation import prepare_secrets
 from rooms.db.secrets import Cipher
 from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.ids import RoomId, SubscriptionId
@@ -370,7 +370,7 @@ async def test_a_rotation_gives_up_a_secret_whose_key_is_lost(api: Api, room: in
     assert rotated["previous_secret_until"] is None
     identity, seal = SubscriptionId(made["id"]), Cipher(SEAL_KEY)
     async with open_connection(api.url, name="test") as connection:
-        await prepare_sealing(connection, seal, refuse_unknown=True)
+        await prepare_secrets(connection, seal, refuse_unknown=True)
         records = await load_endpoints(connection, [(RoomId(room), identity)])
     (sealed,) = records[identity].encrypted_secrets
     assert seal.decrypt(sealed).decode() == rotated["secret"]

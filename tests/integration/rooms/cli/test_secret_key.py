@@ -19,7 +19,7 @@ from click.testing import Result
 from rooms.app.stores import process_registration
 from rooms.cli import key_takeover, secret_key
 from rooms.cli.errors import CliError
-from rooms.db import sealing
+from rooms.db import secret_rotation
 from rooms.db.connection import open_connection
 from rooms.db.secrets import (
     KEY_FILE,
@@ -408,7 +408,7 @@ async def test_what_a_process_still_seals_with_the_old_key_is_reported(
     """A process that was not restarted seals after the last pass."""
     identity = await installation.subscribe()
     late = Cipher(OLD).encrypt(b"whsec_late")
-    count = sealing.count_by_key
+    count = secret_rotation.count_by_key
     calls = 0
 
     async def counts(connection: Any) -> dict[str | None, int]:
@@ -437,7 +437,7 @@ async def test_a_transaction_that_began_before_is_waited_for(
     identity = await installation.subscribe()
     waited = asyncio.Event()
     loop = asyncio.get_running_loop()
-    ended = sealing.writers_ended
+    ended = secret_rotation.writers_ended
 
     async def observed(connection: Any, since: int) -> bool:
         loop.call_soon_threadsafe(waited.set)

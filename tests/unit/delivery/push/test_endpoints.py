@@ -17,8 +17,8 @@ from delivery.push.endpoints import (
 )
 from delivery.push.http.signing import new_secret
 from rooms.db.connection import PersistentConnection
+from rooms.db.encrypted_headers import encrypt_headers
 from rooms.db.queue.endpoints import EndpointRecord
-from rooms.db.sealing import seal_headers
 from rooms.db.secrets import Cipher
 from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
@@ -175,7 +175,7 @@ def test_no_key_can_add_a_header(own: str) -> None:
 
 
 def test_sealed_headers_are_sent_and_those_of_another_key_hold_the_deliveries() -> None:
-    columns = seal_headers(SEAL, RECORD.subscription_id, {"Authorization": "Bearer sealed"})
+    columns = encrypt_headers(SEAL, RECORD.subscription_id, {"Authorization": "Bearer sealed"})
     record = replace(RECORD, headers={}, sealed_headers=columns["sealed_headers"])
     found = headers(Endpoint(record, SEAL), TASK)
     assert found["Authorization"] == "Bearer sealed"

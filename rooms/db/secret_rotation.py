@@ -1,14 +1,14 @@
-"""Seal headers of subscriptions, and seal everything again when the secret key is rotated.
+"""Encrypt everything again when the secret key is rotated, and what older versions left in clear.
 
-Sealed are signing secrets, headers, and the key that signs receipts. Each statement writes a value only if it is still the one
-that was read, so no change that is made meanwhile is lost. The version of a subscription
-stays: what it does is the same.
+Encrypted are signing secrets, headers, and the key that signs receipts. Each statement writes a
+value only if it is still the one that was read, so no change that is made meanwhile is lost. The
+version of a subscription stays: what it does is the same.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import msgspec
 import psycopg
 
 from rooms.db.connection import Connection
+from rooms.db.encrypted_headers import encrypt_headers, headers_purpose
 from rooms.db.secrets import KEY_ID_BYTES, MARK, PREFIX_BYTES, Cipher
 from rooms.domain.ids import SubscriptionId
 from rooms.errors import SettingsError
@@ -83,34 +84,12 @@ WHERE secret IS NOT NULL AND substring(secret for {len(MARK)}) <> %(mark)s AND s
 """  # noqa: S608 - constants of this module
 
 
-def _headers_purpose(subscription: SubscriptionId) -> bytes:
-    return f"headers {subscription}".encode()
-
-
 def receipt_key_purpose(kid: str) -> bytes:
-    """Return the purpose for which a key of receipts is sealed."""
+    """Return the purpose for which a key of receipts is encrypted."""
     return b"receipt-key " + kid.encode()
 
 
-def seal_headers(
-    cipher: Cipher, subscription: SubscriptionId, headers: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the columns that hold these headers of a subscription."""
-    sealed = (
-        cipher.encrypt(msgspec.json.encode(headers), _headers_purpose(subscription))
-        if headers
-        else None
-    )
-    return {"headers": {}, "header_names": list(headers), "sealed_headers": sealed}
-
-
-def open_headers(cipher: Cipher, subscription: SubscriptionId, sealed: bytes) -> Mapping[str, str]:
-    """Return the headers in a column. ValueError: none of the keys sealed them for it."""
-    text = cipher.decrypt(sealed, _headers_purpose(subscription))
-    return msgspec.json.decode(text, type=dict[str, str])
-
-
-async def prepare_sealing(connection: Connection, cipher: Cipher, *, refuse_unknown: bool) -> None:
+async def prepare_secrets(connection: Connection, cipher: Cipher, *, refuse_unknown: bool) -> None:
     """Check the keys of a process that starts, and seal what older versions stored in clear text.
 
     SettingsError: `refuse_unknown`, and something was sealed with a key that is not there.
@@ -120,7 +99,7 @@ async def prepare_sealing(connection: Connection, cipher: Cipher, *, refuse_unkn
         raise SettingsError([problem])
     if problem is not None:
         _log.error("%s", problem)
-    if sealed := await seal_plain_headers(connection, cipher):
+    if sealed := await encrypt_plain_headers(connection, cipher):
         _log.info("the headers of %d subscriptions are sealed now", sealed)
 
 
@@ -164,7 +143,7 @@ async def count_by_key(connection: Connection) -> dict[str | None, int]:
     return counts
 
 
-async def seal_plain_headers(connection: Connection, cipher: Cipher) -> int:
+async def encrypt_plain_headers(connection: Connection, cipher: Cipher) -> int:
     """Seal the headers that are stored in clear text, and return of how many subscriptions.
 
     Several processes may do this at once.
@@ -185,7 +164,7 @@ async def seal_plain_headers(connection: Connection, cipher: Cipher) -> int:
                 "id": [identity for _, identity, _ in rows],
                 "plain": [plain for _, _, plain in rows],
                 "sealed": [
-                    seal_headers(
+                    encrypt_headers(
                         cipher,
                         SubscriptionId(identity),
                         msgspec.json.decode(plain, type=dict[str, str]),
@@ -198,7 +177,7 @@ async def seal_plain_headers(connection: Connection, cipher: Cipher) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class ResealProgress:
+class RotationProgress:
     """Count what a pass over all subscriptions did."""
 
     subscriptions: int = 0
@@ -210,7 +189,9 @@ class ResealProgress:
     """Where the next batch begins."""
 
 
-async def reseal_batch(connection: Connection, cipher: Cipher, progress: ResealProgress) -> bool:
+async def reencrypt_batch(
+    connection: Connection, cipher: Cipher, progress: RotationProgress
+) -> bool:
     """Seal the next subscriptions with the present key; return False if there are none.
 
     One statement: a process that dies leaves each subscription as it was, or sealed again. Raises
@@ -228,7 +209,7 @@ async def reseal_batch(connection: Connection, cipher: Cipher, progress: ResealP
     rows = await cursor.fetchall()
     if not rows:
         return False
-    columns, unreadable = _reseal_columns(cipher, rows)
+    columns, unreadable = _reencrypted_columns(cipher, rows)
     if columns["room"]:
         try:
             updated = await connection.execute(_RESEAL, columns)
@@ -241,7 +222,7 @@ async def reseal_batch(connection: Connection, cipher: Cipher, progress: ResealP
     return True
 
 
-async def reseal_receipt_keys(connection: Connection, cipher: Cipher) -> None:
+async def reencrypt_receipt_keys(connection: Connection, cipher: Cipher) -> None:
     """Seal the key of receipts with the present secret key. ValueError: no secret key opens it."""
     cursor = await connection.execute(_RECEIPT_KEYS, {"prefix": cipher.prefix})
     for kid, sealed in await cursor.fetchall():
@@ -250,7 +231,7 @@ async def reseal_receipt_keys(connection: Connection, cipher: Cipher) -> None:
         await connection.execute(_RESEAL_RECEIPT_KEY, {"kid": kid, "old": sealed, "new": again})
 
 
-def _reseal_columns(
+def _reencrypted_columns(
     cipher: Cipher, rows: Sequence[Sequence[Any]]
 ) -> tuple[dict[str, list[Any]], list[SubscriptionId]]:
     """Return the arrays of the statement, and the subscriptions with values that do not open."""
@@ -259,7 +240,7 @@ def _reseal_columns(
     unreadable = []
     for room, text, *values in rows:
         identity = SubscriptionId(text)
-        found = list(_reseal_values(cipher, identity, values))
+        found = list(_reencrypt_values(cipher, identity, values))
         if any(old is not None and new is None for old, new in found):
             unreadable.append(identity)
         if not any(new is not None and new != old for old, new in found):
@@ -272,11 +253,11 @@ def _reseal_columns(
     return columns, unreadable
 
 
-def _reseal_values(
+def _reencrypt_values(
     cipher: Cipher, identity: SubscriptionId, values: Sequence[bytes | None]
 ) -> Iterator[tuple[bytes | None, bytes | None]]:
     """Yield each value with the same one sealed by the present key; None: no key opens it."""
-    purposes = (b"", b"", _headers_purpose(identity))
+    purposes = (b"", b"", headers_purpose(identity))
     for old, purpose in zip(values, purposes, strict=True):
         if old is None or old.startswith(cipher.prefix):
             yield old, old

@@ -9,16 +9,15 @@ import psycopg
 import pytest
 
 from delivery.push.endpoints import Endpoint
-from rooms.db import sealing
+from rooms.db import secret_rotation
+from rooms.db.encrypted_headers import decrypt_headers, encrypt_headers
 from rooms.db.queue.endpoints import load_endpoints
-from rooms.db.sealing import (
-    ResealProgress,
+from rooms.db.secret_rotation import (
+    RotationProgress,
     count_by_key,
-    open_headers,
-    prepare_sealing,
-    reseal_batch,
-    seal_headers,
-    seal_plain_headers,
+    encrypt_plain_headers,
+    prepare_secrets,
+    reencrypt_batch,
 )
 from rooms.db.secrets import PREFIX_BYTES, Cipher
 from rooms.domain.ids import SubscriptionId
@@ -36,7 +35,7 @@ async def subscribe(
 ) -> SubscriptionId:
     """Return a subscription with sealed headers."""
     identity = await installation.subscribe(**columns)
-    sealed = seal_headers(SEAL, identity, headers)
+    sealed = encrypt_headers(SEAL, identity, headers)
     await installation.rows(
         "UPDATE subscriptions SET header_names = %s, sealed_headers = %s WHERE id = %s",
         sealed["header_names"],
@@ -46,9 +45,9 @@ async def subscribe(
     return identity
 
 
-async def reseal(installation: Installation, cipher: Cipher = ROTATING) -> ResealProgress:
-    progress = ResealProgress()
-    while await reseal_batch(installation.connection, cipher, progress):
+async def reseal(installation: Installation, cipher: Cipher = ROTATING) -> RotationProgress:
+    progress = RotationProgress()
+    while await reencrypt_batch(installation.connection, cipher, progress):
         pass
     return progress
 
@@ -69,8 +68,8 @@ async def test_headers_of_an_older_version_are_sent_and_then_sealed(
     without = await installation.subscribe()
     before = await endpoint(installation, identity)
     assert "Authorization: Bearer s3cret-value\r\n" in before
-    assert await seal_plain_headers(installation.connection, SEAL) == 1
-    assert await seal_plain_headers(installation.connection, SEAL) == 0
+    assert await encrypt_plain_headers(installation.connection, SEAL) == 1
+    assert await encrypt_plain_headers(installation.connection, SEAL) == 0
     assert sorted(await endpoint(installation, identity)) == sorted(before)
     (row,) = await installation.rows("SELECT * FROM subscriptions WHERE id = %s", identity)
     assert (row["headers"], sorted(row["header_names"]), row["version"]) == ({}, sorted(HEADERS), 1)
@@ -87,7 +86,7 @@ async def test_what_an_older_process_writes_later_counts(installation: Installat
         lines = await endpoint(installation, identity)
         assert "X-New: 1\r\n" in lines
         assert "Authorization" not in lines
-        await seal_plain_headers(installation.connection, SEAL)
+        await encrypt_plain_headers(installation.connection, SEAL)
     (row,) = await installation.rows("SELECT * FROM subscriptions")
     assert (row["headers"], row["header_names"]) == ({}, ["X-New"])
 
@@ -95,18 +94,18 @@ async def test_what_an_older_process_writes_later_counts(installation: Installat
 async def test_many_are_sealed_in_batches(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealing, "BATCH", 2)
+    monkeypatch.setattr(secret_rotation, "BATCH", 2)
     for _ in range(5):
         await installation.subscribe(headers=json.dumps(HEADERS))
-    assert await seal_plain_headers(installation.connection, SEAL) == 5
+    assert await encrypt_plain_headers(installation.connection, SEAL) == 5
 
 
 async def test_sealed_headers_open_only_for_their_subscription(installation: Installation) -> None:
     one, other = await subscribe(installation), await subscribe(installation)
     sealed = await installation.value("SELECT sealed_headers FROM subscriptions WHERE id = %s", one)
-    assert open_headers(SEAL, one, sealed) == HEADERS
+    assert decrypt_headers(SEAL, one, sealed) == HEADERS
     with pytest.raises(ValueError):
-        open_headers(SEAL, other, sealed)
+        decrypt_headers(SEAL, other, sealed)
 
 
 async def test_everything_is_sealed_again(installation: Installation) -> None:
@@ -136,11 +135,11 @@ async def test_everything_is_sealed_again(installation: Installation) -> None:
 async def test_a_pass_that_dies_is_continued(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealing, "BATCH", 2)
+    monkeypatch.setattr(secret_rotation, "BATCH", 2)
     for _ in range(5):
         await subscribe(installation)
-    first = ResealProgress()
-    assert await reseal_batch(installation.connection, ROTATING, first)
+    first = RotationProgress()
+    assert await reencrypt_batch(installation.connection, ROTATING, first)
     assert await count_by_key(installation.connection) == {
         SEAL.key_ids[0]: 6,
         Cipher(NEW).key_ids[0]: 4,
@@ -154,7 +153,7 @@ async def test_what_changes_meanwhile_is_kept(
 ) -> None:
     """A secret that is rotated between reading and writing is not replaced by the one before."""
     identity = await subscribe(installation)
-    columns = sealing._reseal_columns
+    columns = secret_rotation._reencrypted_columns
     newer = Cipher(OLD).encrypt(b"whsec_newer")
 
     def changed_meanwhile(*arguments: Any) -> Any:
@@ -164,15 +163,15 @@ async def test_what_changes_meanwhile_is_kept(
                 " WHERE id = %s",
                 (LATER, newer, identity),
             )
-        monkeypatch.setattr(sealing, "_reseal_columns", columns)
+        monkeypatch.setattr(secret_rotation, "_reencrypted_columns", columns)
         return columns(*arguments)
 
-    monkeypatch.setattr(sealing, "_reseal_columns", changed_meanwhile)
+    monkeypatch.setattr(secret_rotation, "_reencrypted_columns", changed_meanwhile)
     await reseal(installation)
     (row,) = await installation.rows("SELECT * FROM subscriptions")
     assert row["secret"] == newer
     assert SEAL.decrypt(row["previous_secret"]).decode() == SECRET
-    assert open_headers(Cipher(NEW), identity, row["sealed_headers"]) == HEADERS
+    assert decrypt_headers(Cipher(NEW), identity, row["sealed_headers"]) == HEADERS
     assert (await reseal(installation)).subscriptions == 1
     (row,) = await installation.rows("SELECT * FROM subscriptions")
     assert Cipher(NEW).decrypt(row["secret"]) == b"whsec_newer"
@@ -196,13 +195,13 @@ async def test_a_process_with_another_key_does_not_start(
     await installation.subscribe(secret=sealed if is_named else sealed[PREFIX_BYTES:])
     connection, wrong = installation.connection, Cipher(NEW)
     with pytest.raises(SettingsError, match="ROOMS_SECRET_KEY") as refused:
-        await prepare_sealing(connection, wrong, refuse_unknown=True)
+        await prepare_secrets(connection, wrong, refuse_unknown=True)
     assert ("earlier version" in str(refused.value)) is not is_named
     assert wrong.key_ids[0] in str(refused.value)
-    await prepare_sealing(connection, wrong, refuse_unknown=False)
+    await prepare_secrets(connection, wrong, refuse_unknown=False)
     assert "not there" in caplog.text
-    await prepare_sealing(connection, ROTATING, refuse_unknown=True)
-    await prepare_sealing(connection, SEAL, refuse_unknown=True)
+    await prepare_secrets(connection, ROTATING, refuse_unknown=True)
+    await prepare_secrets(connection, SEAL, refuse_unknown=True)
 
 
 async def test_what_has_ended_refuses_no_start(installation: Installation) -> None:
@@ -210,7 +209,7 @@ async def test_what_has_ended_refuses_no_start(installation: Installation) -> No
     lost = Cipher(b"x" * 32).encrypt(b"whsec_lost")
     await installation.subscribe(secret=lost, status="terminated")
     over = await subscribe(installation, previous_secret=lost, previous_secret_until=ago())
-    await prepare_sealing(installation.connection, SEAL, refuse_unknown=True)
+    await prepare_secrets(installation.connection, SEAL, refuse_unknown=True)
     assert await count_by_key(installation.connection) == {SEAL.key_ids[0]: 2}
     progress = await reseal(installation)
     assert progress.subscriptions == 1
@@ -218,4 +217,4 @@ async def test_what_has_ended_refuses_no_start(installation: Installation) -> No
     assert await count_by_key(installation.connection) == {Cipher(NEW).key_ids[0]: 2}
     await installation.change(over, previous_secret_until=LATER)
     with pytest.raises(SettingsError, match=Cipher(b"x" * 32).key_ids[0]):
-        await prepare_sealing(installation.connection, ROTATING, refuse_unknown=True)
+        await prepare_secrets(installation.connection, ROTATING, refuse_unknown=True)
