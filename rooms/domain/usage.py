@@ -58,7 +58,7 @@ COUNTERS: Final = (
     "purged",
 )
 """The names of the counts: columns of the table, and fields of the API."""
-KEPT_BACK: Final = {
+HIDDEN_COLUMNS: Final = {
     "deliveries": "kept_deliveries",
     "expired": "kept_expired",
     "cancelled": "kept_cancelled",

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, not_, sele
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.operational.messages import IS_OPERATIONAL
-from rooms.db.queries.kept_back import is_kept_back, is_of_others
+from rooms.db.queries.hidden_deliveries import is_hidden, is_of_others
 from rooms.db.queries.message_scope import MessageView
 from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_conditions
 from rooms.db.queries.scan_bound import Scanned, find_scan_bound, hidden_from
@@ -141,7 +141,7 @@ async def find_delivery(
             *event_type_conditions(principal.event_types),
             # Where its row is gone, the subscriber was an organisation that was deleted.
             subscriptions.c.organisation_id == principal.organisation_id,
-            not_(is_kept_back()),
+            not_(is_hidden()),
             rooms.c.deleting.is_(False),
         )
     )
@@ -197,7 +197,7 @@ async def deliveries_of_subscription(
         chosen = select(subscriptions.c.id).where(*of_it)
         down_to = await find_scan_bound(connection, chosen, wanted, before=before, limit=limit)
         newest = select(hidden_from()).where(*of_it).correlate(None).scalar_subquery()
-        conditions += [not_(is_kept_back()), deliveries.c.id < newest]
+        conditions += [not_(is_hidden()), deliveries.c.id < newest]
     if down_to is not None:
         conditions.append(deliveries.c.id >= down_to)
     if wanted.state is not None:

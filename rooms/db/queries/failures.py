@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.queries.kept_back import IS_HELD_BACK
+from rooms.db.queries.hidden_deliveries import IS_ALL_HIDDEN
 from rooms.db.queries.subscription_counts import (
     IS_OWN,
     MAX_ROWS_READ,
@@ -47,7 +47,7 @@ _STATEMENT: Final = f"""
 WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
     SELECT s.room_id, r.name AS room, s.id, s.name, s.type, s.push_url, s.status, s.status_since, s.status_reason,
         CASE WHEN l.circuit_open AND coalesce(s.circuit_failures, r.circuit_failures) > 0 THEN l.circuit_since END AS open_since,
-        l.failing_since AS only_failures_since, l.probe, {IS_HELD_BACK} AS held_back
+        l.failing_since AS only_failures_since, l.probe, {IS_ALL_HIDDEN} AS all_hidden
     FROM rooms r JOIN subscriptions s ON s.room_id = r.id LEFT JOIN lanes l ON l.room_id = s.room_id AND l.id = s.id
     WHERE {IS_OWN}{{only}} AND NOT r.deleting AND s.status NOT IN ('pending', 'deleted', 'rejected', 'terminated')
 ), w AS MATERIALIZED (
@@ -56,7 +56,7 @@ WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
         count(*) FILTER (WHERE o.due_at <= now()) AS due
     FROM (SELECT DISTINCT room_id FROM u) r CROSS JOIN LATERAL (
         SELECT o.* FROM (SELECT o.subscription_id, o.id, o.attempt, o.due_at FROM outbox o WHERE o.room_id = r.room_id LIMIT {MAX_ROWS_READ}) o
-        WHERE o.subscription_id IN (SELECT id FROM u WHERE NOT held_back) LIMIT {MAX_COUNTED}
+        WHERE o.subscription_id IN (SELECT id FROM u WHERE NOT all_hidden) LIMIT {MAX_COUNTED}
     ) o WHERE o.attempt > 0 OR o.due_at <= now() GROUP BY o.subscription_id
 ), f AS MATERIALIZED (
     SELECT u.*, s.since, coalesce(w.retrying, 0) AS retrying, w.oldest, w.newest, coalesce(w.due, 0) AS due,
@@ -71,7 +71,7 @@ WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
             WHERE d.room_id = h.room_id AND d.id = h.id LIMIT 1
         ), h.since) ELSE h.since END AS since
         FROM generate_series(0, {PRIORITIES - 1}) AS p (n), LATERAL (
-            SELECT h.* FROM held h WHERE -h.room_id = -u.room_id AND h.subscription_id = u.id AND NOT u.held_back AND h.priority = p.n
+            SELECT h.* FROM held h WHERE -h.room_id = -u.room_id AND h.subscription_id = u.id AND NOT u.all_hidden AND h.priority = p.n
                 AND h.reason = CASE WHEN u.status = '{SubscriptionStatus.PAUSED}' THEN '{Reason.PAUSED}' WHEN u.status = '{SubscriptionStatus.SUSPENDED}' THEN '{Reason.SUSPENDED}'
                     WHEN u.status_reason IS NULL THEN '{Reason.SATURATED}' ELSE '{Reason.DISABLED}' END
             ORDER BY h.id LIMIT 1
@@ -94,7 +94,7 @@ FROM shown f LEFT JOIN LATERAL (
 ) n ON true LEFT JOIN LATERAL (
     SELECT coalesce(jsonb_object_agg(h.reason, h.n), '{{{{}}}}') AS held FROM (
         SELECT h.reason, count(*) AS n FROM (
-            SELECT h.reason FROM held h WHERE -h.room_id = -f.room_id AND h.subscription_id = f.id AND NOT f.held_back LIMIT {MAX_COUNTED}
+            SELECT h.reason FROM held h WHERE -h.room_id = -f.room_id AND h.subscription_id = f.id AND NOT f.all_hidden LIMIT {MAX_COUNTED}
         ) h GROUP BY h.reason
     ) h
 ) h ON true LEFT JOIN LATERAL (

@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.access import find_access
 from rooms.db.catalog.rooms import find_any_room, room_not_found
-from rooms.db.queries.kept_back import is_kept_back
+from rooms.db.queries.hidden_deliveries import is_hidden
 from rooms.db.queries.messages import (
     HEAD_COLUMNS,
     MessageRecord,
@@ -107,7 +107,7 @@ class MessageScope:
 
         There is none in its own room, whose statements it must not make slower.
         """
-        return [] if self.publisher is None else [not_(is_kept_back(of))]
+        return [] if self.publisher is None else [not_(is_hidden(of))]
 
     def is_for_owner(self) -> ColumnElement[bool]:
         """Return the condition that the room's owner may see a message.
@@ -172,14 +172,14 @@ class MessageView:
         own = delivery_log.c.subscription_id.in_(self.scope.own_subscriptions())
         if self.published:
             return [or_(delivery_log.c.subscription_id.is_(None), own)]
-        return [own] if self.scope.publisher is None else [own, not_(self._is_step_kept_back())]
+        return [own] if self.scope.publisher is None else [own, not_(self._is_step_hidden())]
 
-    def _is_step_kept_back(self) -> ColumnElement[bool]:
+    def _is_step_hidden(self) -> ColumnElement[bool]:
         step = deliveries.alias("step")
         return exists().where(
             step.c.room_id == delivery_log.c.room_id,
             step.c.id == delivery_log.c.delivery_id,
-            is_kept_back(step),
+            is_hidden(step),
         )
 
     def _own(self) -> list[ColumnElement[bool]]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.queries.kept_back import IS_GOING_ON, IS_QUEUE_KNOWN, is_of_others
+from rooms.db.queries.hidden_deliveries import IS_GOING_ON, IS_QUEUE_KNOWN, is_of_others
 from rooms.domain.ids import DeliveryId, KeyId, MessageId, OrganisationId, RoomId, SubscriptionId
 
 MAX_SCANNED: Final = 10_000

@@ -16,9 +16,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db.connection import transaction
-from rooms.db.queries.kept_back import (
+from rooms.db.queries.hidden_deliveries import (
+    IS_ALL_HIDDEN,
     IS_GOING_ON,
-    IS_HELD_BACK,
     IS_OF_OTHERS,
     IS_QUEUE_KNOWN,
     is_of_others,
@@ -52,7 +52,7 @@ _COUNT_UP_TO: Final = text(
 # the indexes of the others.
 _MINE: Final = f"""WITH s AS MATERIALIZED (
         SELECT s.room_id, s.id, {IS_OF_OTHERS} AS of_others FROM subscriptions s WHERE {IS_OWN})"""  # noqa: S608
-_MINE_THAT_GO_ON: Final = f"{_MINE[:-1]} AND NOT {IS_HELD_BACK})"
+_MINE_THAT_GO_ON: Final = f"{_MINE[:-1]} AND NOT {IS_ALL_HIDDEN})"
 _IN_ROOMS: Final = """(SELECT DISTINCT room_id, of_others FROM s) r CROSS JOIN LATERAL (
         SELECT o.* FROM (SELECT * FROM {table} WHERE room_id = r.room_id LIMIT {read}) o
         WHERE o.subscription_id IN (SELECT s.id FROM s WHERE s.room_id = r.room_id){seen} LIMIT {most}

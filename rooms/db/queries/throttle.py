@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.operational.outbox import add_event
 from rooms.db.pg_arrays import literal_array
-from rooms.db.queries.kept_back import IS_HELD_BACK, is_kept_back, is_of_others
+from rooms.db.queries.hidden_deliveries import IS_ALL_HIDDEN, is_hidden, is_of_others
 from rooms.db.queries.scan_bound import Scanned
 from rooms.db.tables.messages import deliveries, messages, ordered_keys, ordered_waiting
 from rooms.db.writer import LogWriter
@@ -46,7 +46,7 @@ SELECT {_SETTINGS}, coalesce(s.ordered, r.ordered) AS ordered, l.circuit_open, l
         AND o.attempt = l.probe_attempt) AS probing,
     (SELECT coalesce(jsonb_object_agg(h.reason, h.n), '{{}}') FROM (
         SELECT reason, count(*) AS n FROM (
-            SELECT reason FROM held WHERE -room_id = -s.room_id AND subscription_id = s.id AND NOT {IS_HELD_BACK} LIMIT {MAX_COUNTED}
+            SELECT reason FROM held WHERE -room_id = -s.room_id AND subscription_id = s.id AND NOT {IS_ALL_HIDDEN} LIMIT {MAX_COUNTED}
         ) h GROUP BY reason
     ) h) AS held
 FROM subscriptions s JOIN rooms r ON r.id = s.room_id LEFT JOIN lanes l ON l.room_id = s.room_id AND l.id = s.id
@@ -218,7 +218,7 @@ async def may_know_of_head(
         .subquery("mine")
     )
     head = _by_id(deliveries, mine.c.room_id, mine.c.head_id).correlate(mine).lateral("head")
-    known = select(head.c.id).select_from(mine.join(head, true())).where(not_(is_kept_back(head)))
+    known = select(head.c.id).select_from(mine.join(head, true())).where(not_(is_hidden(head)))
     return await connection.scalar(known) is not None
 
 
@@ -279,7 +279,7 @@ def _known_keys(
             seen.c.key,
         )
         .select_from(seen.join(head, true()).join(message, true()))
-        .where(not_(is_kept_back(head)))
+        .where(not_(is_hidden(head)))
         .order_by(seen.c.key)
         .limit(limit)
     )
@@ -313,7 +313,7 @@ def _count_known_behind(seen: FromClause) -> ScalarSelect[int]:
     return (
         select(func.count())
         .select_from(waiting.join(behind_it, true()))
-        .where(not_(is_kept_back(behind_it)))
+        .where(not_(is_hidden(behind_it)))
         .correlate(seen)
         .scalar_subquery()
     )

@@ -33,7 +33,7 @@ from rooms.db.tables.columns import (
     time_column,
     time_or_null,
 )
-from rooms.domain.usage import COUNTERS, KEPT_BACK, MINUTE_COUNTERS
+from rooms.domain.usage import COUNTERS, HIDDEN_COLUMNS, MINUTE_COUNTERS
 
 usage_hours: Final = Table(
     "usage_hours",
@@ -45,7 +45,7 @@ usage_hours: Final = Table(
     text_column("event_type"),
     *(big_column(name, default="0") for name in COUNTERS),
     text_column("application", default=""),
-    *(big_column(name, default="0") for name in KEPT_BACK.values()),
+    *(big_column(name, default="0") for name in HIDDEN_COLUMNS.values()),
     PrimaryKeyConstraint(
         "room_id", "hour", "owner_id", "organisation_id", "event_type", "application"
     ),

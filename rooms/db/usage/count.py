@@ -37,7 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from rooms.db.connection import transaction
 from rooms.db.usage.minutes import BUCKET, IS_SERVED, MINUTE, activity_ctes
 from rooms.domain.ids import first_id
-from rooms.domain.usage import COUNTERS, KEPT_BACK, MAX_APPLICATIONS, OTHER_APPLICATIONS
+from rooms.domain.usage import COUNTERS, HIDDEN_COLUMNS, MAX_APPLICATIONS, OTHER_APPLICATIONS
 
 MAX_TRANSACTIONS: Final = 2000
 """Transactions that one statement counts: at most a second's work of a busy installation."""
@@ -45,7 +45,7 @@ DELETE_BATCH: Final = 5000
 _DELETED_ORGANISATION: Final = first_id(0)
 """Stands for an organisation that was deleted before its last rows were counted."""
 _XID: Final = "(xid::text::bigint)"
-_COLUMNS: Final = (*COUNTERS, *KEPT_BACK.values())
+_COLUMNS: Final = (*COUNTERS, *HIDDEN_COLUMNS.values())
 _SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in _COLUMNS)
 _ADDED: Final = ", ".join(f"{name} = u.{name} + excluded.{name}" for name in _COLUMNS)
 _NAMES: Final = ", ".join(_COLUMNS)

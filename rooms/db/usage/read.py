@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.domain.ids import OrganisationId, RoomId, first_id
 from rooms.domain.state_machine import ENDED_STATUSES
-from rooms.domain.usage import COUNTERS, KEPT_BACK, UsageDimension, UsagePeriod, UsageRow
+from rooms.domain.usage import COUNTERS, HIDDEN_COLUMNS, UsageDimension, UsagePeriod, UsageRow
 
 _ABSENT: Final[Mapping[UsageDimension, str]] = {
     UsageDimension.ORGANISATION: f"'{first_id(0)}'::uuid",
@@ -41,8 +41,8 @@ _STARTS: Final[Mapping[UsagePeriod, str]] = {
 _SUMS: Final = ", ".join(f"sum({name})::int8 AS {name}" for name in COUNTERS)
 _ALL: Final = ", ".join(COUNTERS)
 _KNOWN: Final = ", ".join(
-    f"{name} - CASE WHEN owner_id = :whose THEN 0 ELSE {KEPT_BACK[name]} END AS {name}"
-    if name in KEPT_BACK
+    f"{name} - CASE WHEN owner_id = :whose THEN 0 ELSE {HIDDEN_COLUMNS[name]} END AS {name}"
+    if name in HIDDEN_COLUMNS
     else name
     for name in COUNTERS
 )

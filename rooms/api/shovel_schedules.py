@@ -1,9 +1,5 @@
-"""Serve `/v1/sidelines`: every subscription with failed deliveries; and the schedule of a sideline.
+"""Serve the schedule of a sideline: it shovels the sideline of a subscription at an interval."""
 
-A schedule shovels the sideline of a subscription at an interval.
-"""
-
-from datetime import datetime
 from typing import Annotated, Final
 
 from litestar import delete, get, put
@@ -14,94 +10,19 @@ from delivery.sideline.shovel import MAX_SHOVELS
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, for_portals, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
-from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
 from rooms.api.sideline import ShovelConcurrency, ShovelLimit, ShovelRate
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog import shovel_schedules as records
 from rooms.db.catalog.subscriptions import find_subscription
 from rooms.db.connection import transaction
-from rooms.db.sideline.overview import SidelineOverview, list_sidelines
-from rooms.domain.state_machine import Scope, SubscriptionStatus, SubscriptionType
+from rooms.domain.state_machine import Scope
 from rooms.errors import NotFoundError
 
-_LIST: Final = "sidelines"
 _TAGS: Final = ["sideline"]
 _WRITE: Final = for_portals(require_scopes(Scope.OPERATE, allows=OF_SUBSCRIPTIONS))
 _DAY_S: Final = 86_400
-_READ_SCHEDULE: Final = for_portals(
-    require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS)
-)
-
-
-class SidelineSummary(Struct, kw_only=True):
-    """Describe the sideline of one subscription, and its newest error.
-
-    `schedule_interval_s`: seconds between shovels, null where none is scheduled.
-    """
-
-    subscription_id: str
-    name: str
-    type: SubscriptionType
-    status: SubscriptionStatus
-    room_id: int
-    room: str
-    sidelined: Annotated[int, Meta(description="Counted up to 10,000.")]
-    by_reason: dict[str, int]
-    oldest_at: datetime
-    newest_at: datetime
-    last_status: int | None
-    last_error: str | None
-    schedule_interval_s: int | None
-    schedule_next_at: datetime | None
-
-
-class SidelineSummaryPage(Struct, kw_only=True):
-    """List sidelines that are not empty, of the newest subscription first."""
-
-    items: list[SidelineSummary]
-    next_cursor: str | None
-
-
-@get(
-    "/sidelines",
-    opt=for_portals(
-        require_scopes(Scope.MANAGE, Scope.OPERATE, Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
-    ),
-    tags=_TAGS,
-    summary="List sidelines that are not empty",
-)
-async def list_all_sidelines(
-    services: ServicesDep, principal: Caller, limit: Limit = 50, cursor: Cursor = None
-) -> SidelineSummaryPage:
-    """List the organisation's subscriptions with sidelined deliveries.
-
-    A call looks at 5,000 subscriptions at most, so a page may have few items or none while
-    `next_cursor` is set: the list goes on there.
-    """
-    page = PageRequest(services.cipher, _LIST, limit, cursor)
-    async with transaction(services.engine) as connection:
-        scan = await list_sidelines(
-            connection, principal, before=page.after, limit=page.fetch_limit
-        )
-    return page.respond(
-        SidelineSummaryPage,
-        scan.found,
-        _to_summary,
-        position=lambda one: one.subscription_id,
-        further=scan.further,
-    )
-
-
-def _to_summary(found: SidelineOverview) -> SidelineSummary:
-    same = {
-        name: getattr(found, name)
-        for name in SidelineSummary.__struct_fields__
-        if name not in {"sidelined", "by_reason"}
-    }
-    return SidelineSummary(
-        **same, sidelined=sum(found.by_reason.values()), by_reason=dict(found.by_reason)
-    )
+_READ: Final = for_portals(require_scopes(Scope.MANAGE, Scope.OPERATE, allows=OF_SUBSCRIPTIONS))
 
 
 class SetShovelSchedule(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -145,7 +66,7 @@ async def set_schedule(
 
 @get(
     "/subscriptions/{subscription_id:str}/sideline/schedule",
-    opt=_READ_SCHEDULE,
+    opt=_READ,
     tags=_TAGS,
     summary="Read a sideline's schedule",
 )
@@ -177,9 +98,4 @@ async def end_schedule(principal: Caller, change: ChangeDep, subscription_id: Id
         await records.delete_schedule(connection, identity)
 
 
-ROUTES: Final = [
-    list_all_sidelines,
-    set_schedule,
-    read_schedule,
-    end_schedule,
-]
+ROUTES: Final = [set_schedule, read_schedule, end_schedule]

@@ -47,7 +47,7 @@ _IS_GRANTED: Final = literal_column(
 )
 
 
-def is_kept_back(of: FromClause = deliveries) -> ColumnElement[bool]:
+def is_hidden(of: FromClause = deliveries) -> ColumnElement[bool]:
     """Return the condition that a delivery must not be known to its subscriber.
 
     What ended before it was due was never due: a message that was withdrawn, for example. What was
@@ -96,7 +96,7 @@ IS_OF_OTHERS: Final = (
 _STOPPED: Final = ", ".join(
     f"'{status}'" for status in sorted({SubscriptionStatus.SUSPENDED, *ENDED_STATUSES})
 )
-IS_HELD_BACK: Final = f"(s.status IN ({_STOPPED}) AND {IS_OF_OTHERS})"
+IS_ALL_HIDDEN: Final = f"(s.status IN ({_STOPPED}) AND {IS_OF_OTHERS})"
 """The condition that nothing of what waits for the subscription `s` counts for its subscriber."""
 
 IS_GOING_ON: Final = f"""(SELECT k.status NOT IN ({_STOPPED}) FROM subscriptions k
