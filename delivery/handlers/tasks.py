@@ -20,7 +20,7 @@ from rooms.db.catalog.handler_queues import (
     delete_queue,
     existing_names,
     hold_queue,
-    list_abandoned,
+    list_interrupted_deletions,
     mark_deleting,
 )
 from rooms.db.connection import transaction
@@ -84,7 +84,7 @@ class QueueReconciler:
         """Reconcile changed queues, and at times check everything."""
         if self._clock.monotonic() >= self._next_full_scan:
             self._reconciled.clear()
-            for name in await list_abandoned(self._engine) if should_continue() else ():
+            for name in await list_interrupted_deletions(self._engine) if should_continue() else ():
                 await delete_with_magazines(self._engine, self._magazines, name)
             if should_continue():
                 await self._drop_orphan_records()

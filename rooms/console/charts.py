@@ -2,7 +2,7 @@
 
 Each has a title that says in words what it shows, so nothing depends on seeing it.
 
-The journey of a message has a line for each subscription, and each step at its time. Time is
+The timeline of a message has a line for each subscription, and each step at its time. Time is
 logarithmic from the publish on, because milliseconds matter at first and days later.
 """
 
@@ -22,7 +22,7 @@ _PAD: Final = 2
 MAX_POINTS: Final = 500
 MAX_LINES: Final = 12
 """So many subscriptions are drawn; the table has all."""
-_JOURNEY_WIDTH: Final = 900
+_TIMELINE_WIDTH: Final = 900
 _LEFT: Final = 190
 _TOP: Final = 26
 _LINE: Final = 26
@@ -43,7 +43,7 @@ _TICKS: Final = (
     (30 * 86_400, "30 d"),
     (365 * 86_400, "1 y"),
 )
-_JOURNEY_TICKS: Final = ((0.1, "100 ms"), *_TICKS)
+_TIMELINE_TICKS: Final = ((0.1, "100 ms"), *_TICKS)
 _GOOD: Final = frozenset({LogKind.DELIVERED, LogKind.PULL_ACKED, LogKind.HANDED_OVER})
 _BAD: Final = frozenset({LogKind.SIDELINED, LogKind.EXPIRED, LogKind.NACKED})
 _WAITS: Final = frozenset({LogKind.RETRY_SCHEDULED, LogKind.HELD, LogKind.LEASE_ENDED})
@@ -187,7 +187,7 @@ def _svg(kind: str, title: str, content: Markup, *, height: int = _HEIGHT) -> Ma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JourneyLine:
+class TimelineLine:
     """Hold the steps of one subscription, under its name."""
 
     name: str
@@ -211,17 +211,17 @@ def _succeeded(step: Mapping[str, Any]) -> bool:
     return step["error_class"] is None and (status is None or status <= _MAX_GOOD_STATUS)
 
 
-def worst_first(lines: Iterable[JourneyLine]) -> list[JourneyLine]:
+def worst_first(lines: Iterable[TimelineLine]) -> list[TimelineLine]:
     """Return lines by their last steps: failures, what waits, what is under way, successes."""
     return sorted(lines, key=lambda line: _RANKS.index(step_kind(line.steps[-1])))
 
 
-def draw_journey(began: datetime, lines: Sequence[JourneyLine], title: str) -> Markup:
+def draw_timeline(began: datetime, lines: Sequence[TimelineLine], title: str) -> Markup:
     """Return the timeline as SVG. `began`: when the message was published."""
     shown = lines[:MAX_LINES]
     last = max((_after_s(began, step) for line in shown for step in line.steps), default=0.0)
     span = log10(1 + max(last, _MIN_SPAN_S) / _UNIT_S)
-    scale = (_JOURNEY_WIDTH - _LEFT - _RIGHT) / span
+    scale = (_TIMELINE_WIDTH - _LEFT - _RIGHT) / span
 
     def place(after_s: float) -> float:
         return _LEFT + scale * log10(1 + max(0.0, after_s) / _UNIT_S)
@@ -229,9 +229,9 @@ def draw_journey(began: datetime, lines: Sequence[JourneyLine], title: str) -> M
     height = _TOP + _LINE * len(shown)
     parts: list[Markup] = [Markup('<text class="tick" x="{}" y="14">0 s</text>').format(_LEFT)]
     end = float(_LEFT)
-    for seconds, label in _JOURNEY_TICKS:
+    for seconds, label in _TIMELINE_TICKS:
         x = place(seconds)
-        if x > _JOURNEY_WIDTH - _RIGHT:
+        if x > _TIMELINE_WIDTH - _RIGHT:
             break
         if x - end >= _MIN_TICK_GAP:
             end = x
@@ -244,15 +244,15 @@ def draw_journey(began: datetime, lines: Sequence[JourneyLine], title: str) -> M
     for number, line in enumerate(shown):
         parts.append(_draw_line(line, began, place, _TOP + _LINE * number + _LINE / 2))
     return Markup(
-        '<svg class="journey" viewBox="0 0 {} {}" role="img"><title>{}</title>{}</svg>'
-    ).format(_JOURNEY_WIDTH, height + 4, title, Markup("").join(parts))
+        '<svg class="timeline" viewBox="0 0 {} {}" role="img"><title>{}</title>{}</svg>'
+    ).format(_TIMELINE_WIDTH, height + 4, title, Markup("").join(parts))
 
 
-def _draw_line(line: JourneyLine, began: datetime, place: Any, y: float) -> Markup:
+def _draw_line(line: TimelineLine, began: datetime, place: Any, y: float) -> Markup:
     name = line.name if len(line.name) <= _MAX_LABEL else f"{line.name[: _MAX_LABEL - 1]}…"
     parts = [
         Markup('<text class="name" x="0" y="{:.1f}">{}</text>').format(y + 4, name),
-        Markup('<path class="axis" d="M{} {:.1f}H{}"/>').format(_LEFT, y, _JOURNEY_WIDTH - _RIGHT),
+        Markup('<path class="axis" d="M{} {:.1f}H{}"/>').format(_LEFT, y, _TIMELINE_WIDTH - _RIGHT),
     ]
     for step in line.steps:
         after_s = _after_s(began, step)

@@ -72,20 +72,20 @@ async def _show(
     page: Page, delivery_id: str, error: ApiProblemError | None = None
 ) -> Response[str]:
     delivery = await page.api.get(f"/deliveries/{segment(delivery_id)}")
-    journey = await page.optional(
+    timeline = await page.optional(
         f"/messages/{segment(delivery['message_id'])}/journey",
         delivery_id=delivery["id"],
         limit=_STEPS,
         cursor=page.query("cursor"),
     )
     subscription = await page.optional(f"/subscriptions/{segment(delivery['subscription_id'])}")
-    steps = [] if journey is None else journey["items"]
+    steps = [] if timeline is None else timeline["items"]
     attempts = [step for step in steps if step["kind"] == LogKind.ATTEMPTED]
     return page.render(
         "delivery.html",
         refused=error,
         delivery=delivery,
-        journey=journey,
+        timeline=timeline,
         attempts=attempts,
         latencies=[one["latency_ms"] for one in attempts],
         sent=[] if subscription is None else _sent_headers(subscription, delivery),

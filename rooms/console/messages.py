@@ -1,4 +1,4 @@
-"""Show messages: the list of a room, one message with its journey, and what can be done to it."""
+"""Show messages: the list of a room, one message with its timeline, and what can be done to it."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -9,8 +9,8 @@ from litestar.params import FromPath
 from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.charts import (
     MAX_LINES,
-    JourneyLine,
-    draw_journey,
+    TimelineLine,
+    draw_timeline,
     step_kind,
     worst_first,
 )
@@ -87,7 +87,7 @@ def _status_names(page: Page) -> dict[str, tuple[str, str]]:
 
 @get(_PATH)
 async def show_message(page: PageDep, message_id: FromPath[str]) -> Response[str]:
-    """Show one message without its payload, its journey, and its deliveries."""
+    """Show one message without its payload, its timeline, and its deliveries."""
     return await _show(page, message_id)
 
 
@@ -188,9 +188,9 @@ async def _show(
     path = f"/messages/{segment(message_id)}"
     message = await page.api.get(path, payload=payload)
     deliveries = await page.api.get(f"{path}/deliveries", limit=_DELIVERIES)
-    journey = await page.api.get(f"{path}/journey", limit=_STEPS, cursor=page.query("cursor"))
+    timeline = await page.api.get(f"{path}/journey", limit=_STEPS, cursor=page.query("cursor"))
     room = await page.optional(f"/rooms/{message['room_id']}")
-    lines = _lines(deliveries["items"], journey["items"])
+    lines = _lines(deliveries["items"], timeline["items"])
     states = message["states"]
     typed = values or {}
     ticked = typed["states"].split("\n") if "states" in typed else _UNFINISHED
@@ -201,9 +201,9 @@ async def _show(
         statuses=_status_names(page),
         room=room,
         deliveries=deliveries,
-        journey=journey,
+        timeline=timeline,
         names={one["id"]: one["subscription"] for one in deliveries["items"]},
-        chart=draw_journey(
+        chart=draw_timeline(
             datetime.fromisoformat(message["published_at"]),
             lines,
             page.text("Steps of the message for each subscription, by the time after its publish"),
@@ -232,7 +232,7 @@ def _payload_lines(message: dict[str, Any]) -> tuple[list[str], int] | None:
     return first_lines(message["payload"], _MAX_PAYLOAD)
 
 
-def _lines(deliveries: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[JourneyLine]:
+def _lines(deliveries: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[TimelineLine]:
     """Return the steps of each delivery, what failed before the rest."""
     of: dict[str, list[dict[str, Any]]] = {}
     for step in steps:
@@ -240,7 +240,7 @@ def _lines(deliveries: list[dict[str, Any]], steps: list[dict[str, Any]]) -> lis
             of.setdefault(step["delivery_id"], []).append(step)
     names = {one["id"]: one["subscription"] or one["subscription_id"] for one in deliveries}
     return worst_first(
-        JourneyLine(name=names.get(identity, "…" + identity[-17:-8]), steps=found)
+        TimelineLine(name=names.get(identity, "…" + identity[-17:-8]), steps=found)
         for identity, found in of.items()
     )
 

@@ -227,7 +227,7 @@ async def list_deleting(engine: AsyncEngine) -> Sequence[str]:
         return [row[0] for row in rows]
 
 
-async def list_abandoned(engine: AsyncEngine) -> Sequence[str]:
+async def list_interrupted_deletions(engine: AsyncEngine) -> Sequence[str]:
     """Return those of `list_deleting` that no open job deletes: theirs has failed, or is gone."""
     arguments = jobs.c.arguments
     # Jobs of earlier versions have only one name.

@@ -143,11 +143,11 @@ async def test_a_payload_that_indents_would_blow_up_is_shown_in_part(browser: Br
     assert len(shown.html) < 150_000
 
 
-async def test_the_journey_is_drawn_and_in_words(browser: Browser) -> None:
+async def test_the_timeline_is_drawn_and_in_words(browser: Browser) -> None:
     things = await published(browser.api)
     await browser.sign_in("viewer")
     page = await browser.get(f"/console/messages/{things['message']}")
-    assert 'class="journey"' in page.html
+    assert 'class="timeline"' in page.html
     assert len(re.findall(r'class="mark ', page.html)) == 1
     assert "enqueued" in page.text
     assert "billing" in page.text

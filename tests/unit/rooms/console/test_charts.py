@@ -1,4 +1,4 @@
-"""Test that charts are drawn within their frame, whatever the values, and a message's journey."""
+"""Test that charts are drawn within their frame, whatever the values, and a message's timeline."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooms.console import charts
-from rooms.console.charts import MAX_LINES, JourneyLine, draw_journey, step_kind, worst_first
+from rooms.console.charts import MAX_LINES, TimelineLine, draw_timeline, step_kind, worst_first
 from rooms.domain.state_machine import LogKind
 
 VALUES = st.lists(st.floats(0, 1e12), max_size=600)
@@ -76,34 +76,34 @@ def places(drawn: str) -> list[float]:
 
 def test_later_steps_are_further_to_the_right_and_within_the_drawing() -> None:
     steps = [step("retry_scheduled", after_s) for after_s in (0, 0.005, 0.2, 3, 400, 86_400 * 9)]
-    found = places(str(draw_journey(BEGAN, [JourneyLine(name="a", steps=steps)], "title")))
+    found = places(str(draw_timeline(BEGAN, [TimelineLine(name="a", steps=steps)], "title")))
     assert found == sorted(found)
     assert len(set(found)) == len(steps)
     assert found[-1] <= 900
 
 
 def test_a_step_before_the_publish_by_the_clock_of_another_host_is_at_its_begin() -> None:
-    early = draw_journey(BEGAN, [JourneyLine(name="a", steps=[step("enqueued", -5)])], "t")
-    exact = draw_journey(BEGAN, [JourneyLine(name="a", steps=[step("enqueued", 0)])], "t")
+    early = draw_timeline(BEGAN, [TimelineLine(name="a", steps=[step("enqueued", -5)])], "t")
+    exact = draw_timeline(BEGAN, [TimelineLine(name="a", steps=[step("enqueued", 0)])], "t")
     assert places(str(early)) == places(str(exact))
 
 
 def test_the_number_of_lines_is_bounded() -> None:
-    lines = [JourneyLine(name=f"s{n}", steps=[step("enqueued", n)]) for n in range(100)]
-    assert str(draw_journey(BEGAN, lines, "t")).count('class="name"') == MAX_LINES
+    lines = [TimelineLine(name=f"s{n}", steps=[step("enqueued", n)]) for n in range(100)]
+    assert str(draw_timeline(BEGAN, lines, "t")).count('class="name"') == MAX_LINES
 
 
 def test_what_failed_is_drawn_before_what_arrived() -> None:
     last = ("delivered", "enqueued", "held", "sidelined", "cancelled", "delivered")
     lines = [
-        JourneyLine(name=str(number), steps=[step("enqueued", 0), step(kind, 1)])
+        TimelineLine(name=str(number), steps=[step("enqueued", 0), step(kind, 1)])
         for number, kind in enumerate(last)
     ]
     assert [line.name for line in worst_first(lines)] == ["3", "2", "1", "4", "0", "5"]
 
 
 def test_names_are_text() -> None:
-    drawn = draw_journey(BEGAN, [JourneyLine(name="<script>", steps=[])], "<b>")
+    drawn = draw_timeline(BEGAN, [TimelineLine(name="<script>", steps=[])], "<b>")
     assert "<script>" not in drawn
     assert "<b>" not in drawn
     assert "&lt;script&gt;" in drawn
