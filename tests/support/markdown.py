@@ -1,4 +1,4 @@
-"""Read code blocks, links and headings of Markdown."""
+"""Read code blocks, links, headings and tables of Markdown."""
 
 import re
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ _TOKEN: Final = re.compile(
 )
 _SPAN: Final = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 _LINK: Final = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+_DIVIDER: Final = re.compile(r"(?<!\\)\|")
 _DEFINITION: Final = re.compile(r"^\[[^\]]+\]:\s+(\S+)", re.MULTILINE)
 
 
@@ -67,3 +68,30 @@ def headings(source: str) -> set[str]:
         # The site joins neighbouring hyphens and spaces, GitHub does not.
         found |= {re.sub(r"[-\s]+", "-", plain), re.sub(r"\s", "-", plain)}
     return found
+
+
+def cells_of(row: str) -> list[str]:
+    r"""Return the cells of a table's row. As on GitHub, each `|` divides, in code as well; `\|` does not."""
+    return [cell.strip() for cell in _DIVIDER.split(row.strip().removeprefix("|"))[:-1]]
+
+
+def table_rows(source: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each row of each table, heads and rules too, with the row's line."""
+    for number, line in enumerate(prose_of(source).split("\n"), 1):
+        if line.lstrip().startswith("|"):
+            yield number, cells_of(line)
+
+
+def broken_rows(source: str) -> list[int]:
+    """Return the lines of rows that have not the cells of their table's head, or are not whole."""
+    broken = []
+    width = 0
+    for number, line in enumerate(prose_of(source).split("\n"), 1):
+        row = line.strip()
+        if not row:
+            width = 0
+        elif row.startswith("|") or width:
+            width = width or len(cells_of(row))
+            if not (row.startswith("|") and row.endswith("|") and len(cells_of(row)) == width):
+                broken.append(number)
+    return broken

@@ -233,7 +233,10 @@ def _parameters(command: click.Command, context: click.Context) -> Iterator[str]
 
 
 def _metavar(option: click.Option, context: click.Context) -> str:
-    return f"`{option.make_metavar(context)}`"
+    """Return what the option takes; GitHub ends a cell at each bare bar, in code as well."""
+    metavar = option.make_metavar(context)
+    choices = metavar.strip("[]").split("|") if "|" in metavar else [metavar]
+    return r" \| ".join(f"`{choice}`" for choice in choices)
 
 
 def _option_text(option: click.Option) -> str:

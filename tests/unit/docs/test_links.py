@@ -1,7 +1,8 @@
-"""Check links, images and navigation of the documentation.
+"""Check links, images, files, tables and navigation of the documentation.
 
 The site builder finds missing pages and anchors in docs/. These tests add files at the top, images,
-links that leave docs/, and pages that the navigation omits.
+links that leave docs/, names of files in backticks, broken tables, and pages that the navigation
+omits.
 """
 
 import re
@@ -11,12 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.markdown import headings, links, prose_of
+from tests.support.markdown import broken_rows, headings, links, prose_of, spans
 from tests.support.prose import files_in
 from tests.support.service import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = [page for page in (*sorted(ROOT.glob("*.md")), *files_in([DOCS])) if page.suffix == ".md"]
+
+_FOLDERS = ("rooms", "delivery", "tests", "migrations", "docs", "compose")
+_OUR_PATH = re.compile(rf"(?:{'|'.join(_FOLDERS)})/[\w./*-]+")
+_FILE_NAME = re.compile(r"[\w./-]+\.(?:py|sql|java)")
+_OF_THE_READER = frozenset({"shop.py", "verify.py"})
+"""Files that a guide lets its reader write."""
 
 
 def navigation() -> list[str]:
@@ -44,6 +51,27 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         ):
             wrong.append(target)
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_in_backticks_exists(page: Path) -> None:
+    """A path from the root is one of a file or folder; a shorter one is the end of such a path."""
+    wrong = []
+    for line, text in spans(page.read_text()):
+        if _OUR_PATH.fullmatch(text):
+            exists = any(ROOT.glob(text))
+        elif _FILE_NAME.fullmatch(text) and text not in _OF_THE_READER:
+            exists = any(next((ROOT / folder).rglob(text), None) for folder in _FOLDERS)
+        else:
+            continue
+        if not exists:
+            wrong.append(f"{line}: {text}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_row_of_a_table_has_the_cells_of_its_head(page: Path) -> None:
+    assert broken_rows(page.read_text()) == []
 
 
 def test_the_navigation_names_every_page_once() -> None:

@@ -1,6 +1,6 @@
 """Test the Markdown reader of the documentation tests."""
 
-from tests.support.markdown import Block, blocks, headings, links, spans
+from tests.support.markdown import Block, blocks, broken_rows, headings, links, spans, table_rows
 
 PAGE = """# A title with `code` & more
 
@@ -45,3 +45,28 @@ def test_links_leave_code_out() -> None:
 
 def test_headings_become_anchors_of_the_site_and_of_github() -> None:
     assert headings(PAGE) == {"a-title-with-code-more", "a-title-with-code--more"}
+
+
+TABLE = r"""
+| a | b |
+| --- | --- |
+| `x\|y` | 1 |
+| `x|y` | 2 |
+| 3 |
+ 4 |
+
+Text with a | sign.
+| c |
+"""
+
+
+def test_rows_have_their_cells() -> None:
+    assert list(table_rows(TABLE))[:3] == [
+        (2, ["a", "b"]),
+        (3, ["---", "---"]),
+        (4, [r"`x\|y`", "1"]),
+    ]
+
+
+def test_rows_that_are_cut_or_too_long_are_broken() -> None:
+    assert broken_rows(TABLE) == [5, 6, 7]
