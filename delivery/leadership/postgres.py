@@ -169,7 +169,7 @@ class _EvictedError(Exception):
     """The leader has evicted this member."""
 
 
-class _Scan(NamedTuple):
+class _Membership(NamedTuple):
     """Members as (id, process, whether the lease is over), and partitions as (name, member)."""
 
     members: Sequence[tuple[int, str | None, bool]]
@@ -313,7 +313,7 @@ class _MemberSession:
         self._parameters["lease_ms"] = round(self._heartbeat.lease_s * 1000)
         ((self._parameters["id"],),) = await self._execute(_REGISTER)
 
-    async def ping(self) -> tuple[frozenset[str], _Scan | None]:
+    async def ping(self) -> tuple[frozenset[str], _Membership | None]:
         """Extend the lease; return the partitions assigned to this member, and what a leader needs.
 
         One statement, since an idle process does little else.
@@ -323,7 +323,7 @@ class _MemberSession:
         if not rows:
             raise _EvictedError("its lease ended, and others have taken over")
         assigned, *scan = rows[0]
-        return frozenset(assigned), _Scan(*scan) if leads else None
+        return frozenset(assigned), _Membership(*scan) if leads else None
 
     async def take(self, names: frozenset[str]) -> Mapping[str, int]:
         try:
@@ -342,7 +342,7 @@ class _MemberSession:
             _log.info("this process leads now, epoch %d", self._parameters["term"])
         return bool(locked)
 
-    async def assign_partitions(self, partitions: Sequence[str], scan: _Scan) -> None:
+    async def assign_partitions(self, partitions: Sequence[str], scan: _Membership) -> None:
         """Evict dead members and assign the partitions to the others; write only changes."""
         late = [number for number, _, expired in scan.members if expired]
         dead = [number for number, process, _ in scan.members if is_dead(process)]

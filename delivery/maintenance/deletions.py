@@ -33,7 +33,7 @@ RemoveExternal = Callable[[SubscriptionId], Awaitable[bool]]
 
 
 @dataclass(slots=True)
-class _Walk:
+class _DeletionWalk:
     """Hold how far a walk over the deliveries has come."""
 
     is_settled: bool
@@ -45,12 +45,12 @@ class _Walk:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _DeletionProgress:
     """Hold what this process has done of a job."""
 
     seen_at: datetime
     """When it found the job."""
-    walk: _Walk | None = None
+    walk: _DeletionWalk | None = None
     """The walk that the last time slice did not end: begun anew, it might not end in a slice."""
     is_walked: bool = False
     is_empty: bool = False
@@ -87,7 +87,7 @@ class DeleteJob:
         self._settle_s = settle_s
         self._batch = batch
         self._export_wait = ExportWait(job_queue, queries, destination)
-        self._progress: dict[JobId, _Progress] = {}
+        self._progress: dict[JobId, _DeletionProgress] = {}
 
     def handlers(self) -> Mapping[JobKind, JobHandler]:
         """Return the handler of each kind of job."""
@@ -119,8 +119,8 @@ class DeleteJob:
             self._export_wait.forget(job.id)
         return done
 
-    def _progress_of(self, job: OpenJob) -> _Progress:
-        return self._progress.setdefault(job.id, _Progress(seen_at=job.seen_at))
+    def _progress_of(self, job: OpenJob) -> _DeletionProgress:
+        return self._progress.setdefault(job.id, _DeletionProgress(seen_at=job.seen_at))
 
     async def _delete_subscription(
         self,
@@ -194,7 +194,7 @@ class DeleteJob:
             return True
         walk = progress.walk
         if walk is None:
-            walk = progress.walk = _Walk(is_settled=await self._is_settled(job, progress))
+            walk = progress.walk = _DeletionWalk(is_settled=await self._is_settled(job, progress))
         while True:
             if not should_continue():
                 return False
@@ -218,7 +218,7 @@ class DeleteJob:
         progress.is_empty = walk.is_clean and walk.is_settled
         return progress.is_empty
 
-    async def _is_settled(self, job: OpenJob, progress: _Progress) -> bool:
+    async def _is_settled(self, job: OpenJob, progress: _DeletionProgress) -> bool:
         return job.age_s >= self._settle_s and not await self._job_queue.has_older_publish(
             progress.seen_at
         )

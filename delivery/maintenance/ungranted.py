@@ -42,7 +42,7 @@ RETRY_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class _Walk:
+class _CancellationWalk:
     """Hold how far a walk over the deliveries has come."""
 
     by: Cancellation
@@ -54,12 +54,12 @@ class _Walk:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _CancellationProgress:
     """Hold what this process has done of a job."""
 
     since: Cancellation | None = None
     """The first of those that were equal to the present one; None: none was read."""
-    walk: _Walk | None = None
+    walk: _CancellationWalk | None = None
 
 
 class CancelUngrantedJob:
@@ -85,7 +85,7 @@ class CancelUngrantedJob:
         self._notifier = notifier
         self._settle_s = settle_s
         self._batch = batch
-        self._progress: dict[JobId, _Progress] = {}
+        self._progress: dict[JobId, _CancellationProgress] = {}
 
     def handlers(self) -> Mapping[JobKind, JobHandler]:
         """Return the handler of its kind of job."""
@@ -106,7 +106,7 @@ class CancelUngrantedJob:
     async def _continue(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         subscription = SubscriptionId(job.arguments["subscription_id"])
         room = room_of(subscription)
-        progress = self._progress.setdefault(job.id, _Progress())
+        progress = self._progress.setdefault(job.id, _CancellationProgress())
         walk = progress.walk
         if walk is None:
             if progress.since is not None and not self._is_over(progress.since, job.seen_at):
@@ -122,7 +122,7 @@ class CancelUngrantedJob:
                 return await self._wait(job, progress.since, found.seen_at)
             if await self._job_queue.has_older_publish(progress.since.seen_at):
                 return False
-            walk = progress.walk = _Walk(by=found)
+            walk = progress.walk = _CancellationWalk(by=found)
         if not await self._cancel(job, room, subscription, walk, should_continue):
             return False
         progress.walk = None
@@ -145,7 +145,7 @@ class CancelUngrantedJob:
         job: OpenJob,
         room: RoomId,
         subscription: SubscriptionId,
-        walk: _Walk,
+        walk: _CancellationWalk,
         should_continue: ShouldContinue,
     ) -> bool:
         """Walk on; return whether the walk came to its end."""

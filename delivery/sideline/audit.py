@@ -66,7 +66,7 @@ class _Scan:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _AuditProgress:
     """Hold how far the rows of a sideline were checked, and then its entries."""
 
     after: EntryPosition | None = None
@@ -101,7 +101,7 @@ class SidelineAudit:
         self._audited_surplus: dict[SubscriptionId, int] = {}
         self._turns = OrganisationTurns(max_waiting=inf)
         self._rest: Mapping[OrganisationId | None, frozenset[SubscriptionId]] = {}
-        self._progress: dict[SubscriptionId, _Progress] = {}
+        self._progress: dict[SubscriptionId, _AuditProgress] = {}
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Audit everything once, with repair."""
@@ -148,7 +148,7 @@ class SidelineAudit:
     async def _take_turn(self, result: AuditResult, should_continue: ShouldContinue) -> None:
         organisation, subscriptions = self._turns.next_turn(MAX_SUBSCRIPTIONS)
         # What fails is checked from its begin the next time.
-        progress = {one: self._progress.pop(one, _Progress()) for one in subscriptions}
+        progress = {one: self._progress.pop(one, _AuditProgress()) for one in subscriptions}
         rows = await self._sidelines.list_placed_of(
             {one: progress[one].after for one in subscriptions}, limit=self._batch
         )

@@ -28,7 +28,13 @@ from rooms.api.analysis_bodies import (
 )
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, require_scopes
 from rooms.api.changes import ChangeDep
-from rooms.api.checks import CheckResponse, check_fields, check_result, list_checks_of, start_check
+from rooms.api.checks import (
+    CheckJobResponse,
+    check_fields,
+    check_result,
+    list_checks_of,
+    start_check,
+)
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
@@ -309,7 +315,7 @@ class AnalysisRunResult(Struct, kw_only=True):
     incomplete: bool = False
 
 
-class AnalysisRunResponse(CheckResponse, kw_only=True):
+class AnalysisRunResponse(CheckJobResponse, kw_only=True):
     """Describe a run; `result` is null until it has begun."""
 
     full: bool

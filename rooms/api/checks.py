@@ -73,7 +73,7 @@ class DoctorResult(Struct, kw_only=True):
     findings: list[DoctorFindingResponse]
 
 
-class CheckResponse(Struct, kw_only=True):
+class CheckJobResponse(Struct, kw_only=True):
     """Describe a check as its job does."""
 
     job_id: str
@@ -83,7 +83,7 @@ class CheckResponse(Struct, kw_only=True):
     error: str | None
 
 
-class DoctorResponse(CheckResponse, kw_only=True):
+class DoctorResponse(CheckJobResponse, kw_only=True):
     """Describe a check of the stores; `result` is null until it is complete."""
 
     repair: bool
@@ -130,7 +130,7 @@ class RetentionResult(Struct, kw_only=True):
     ranges: list[RetentionRangeResponse]
 
 
-class RetentionResponse(CheckResponse, kw_only=True):
+class RetentionResponse(CheckJobResponse, kw_only=True):
     """Describe a preview; `result` is null until it is complete."""
 
     days: int | None
@@ -266,7 +266,7 @@ async def list_checks_of(
 
 
 def check_fields(job: records.JobRecord) -> dict[str, Any]:
-    """Return the fields of a `CheckResponse`."""
+    """Return the fields of a `CheckJobResponse`."""
     return {
         "job_id": job.id,
         "state": JobState(job.state),

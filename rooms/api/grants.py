@@ -16,7 +16,7 @@ from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, RoomPath, parse_id, parse_room, time_problems
 from rooms.db.catalog import grants as records
-from rooms.db.catalog.organisations import Member, find_members, resolve_organisation
+from rooms.db.catalog.organisations import ListedOrganisation, find_members, resolve_organisation
 from rooms.db.catalog.rooms import ListedRoom, find_room, list_listed_rooms, touch_room
 from rooms.db.connection import transaction
 from rooms.db.jobs.granted_subscriptions import reconcile_grants
@@ -332,7 +332,9 @@ def notify_changed(services: ApiServices, room: RoomId, changed: Sequence[Subscr
             services.notifier.notify(Channel.PUSH)
 
 
-def _to_response(grant: Grant, members: Mapping[OrganisationId, Member]) -> GrantResponse:
+def _to_response(
+    grant: Grant, members: Mapping[OrganisationId, ListedOrganisation]
+) -> GrantResponse:
     member = None if grant.organisation_id is None else members.get(grant.organisation_id)
     return GrantResponse(
         id=grant.id,

@@ -12,7 +12,7 @@ from rooms.api.auth import Caller, ServicesDep, for_portals
 from rooms.api.messages import PUBLISHER_FIELDS, READ, publisher_fields, publishers
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_filter_id, parse_message
-from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.organisations import ListedOrganisation, find_members
 from rooms.db.connection import transaction
 from rooms.db.queries import messages as records
 from rooms.db.queries.message_scope import (
@@ -157,7 +157,7 @@ def _parse_position(text: str | None) -> tuple[datetime, int, int] | None:
 def _to_timeline_entry(
     step: records.TimelineRow,
     view: MessageView,
-    members: Mapping[OrganisationId, Member],
+    members: Mapping[OrganisationId, ListedOrganisation],
     others: Collection[str],
 ) -> TimelineEntry:
     same = {

@@ -34,7 +34,7 @@ from rooms.api.params import (
     parse_room,
     to_filter,
 )
-from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.organisations import ListedOrganisation, find_members
 from rooms.db.connection import transaction
 from rooms.db.journal import append
 from rooms.db.queries import deliveries as delivery_records
@@ -299,7 +299,7 @@ async def list_message_deliveries(
 def _to_listed(
     listed: ListedMessage,
     scope: MessageScope,
-    members: Mapping[OrganisationId, Member],
+    members: Mapping[OrganisationId, ListedOrganisation],
     counted: CountedStates | None,
 ) -> ListedMessageResponse:
     found = ListedMessageResponse(
@@ -314,7 +314,7 @@ def _to_listed(
 def _summary_fields(
     message: records.MessageRecord,
     scope: MessageScope,
-    members: Mapping[OrganisationId, Member],
+    members: Mapping[OrganisationId, ListedOrganisation],
     received: int | None,
 ) -> dict[str, Any]:
     """Return the fields of `MessageSummary`; `received`: as many subscriptions of a subscriber."""
@@ -342,7 +342,7 @@ def _publisher_of(scope: MessageScope, message: MessageRecord) -> OrganisationId
 def publisher_fields(
     scope: MessageScope,
     message: MessageRecord | None,
-    members: Mapping[OrganisationId, Member],
+    members: Mapping[OrganisationId, ListedOrganisation],
 ) -> dict[str, Any]:
     """Return the values of `PUBLISHER_FIELDS`: null without a message, and of Rooms itself."""
     whose = None if message is None else _publisher_of(scope, message)

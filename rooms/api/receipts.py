@@ -22,7 +22,7 @@ from rooms.api.deliveries import to_visible_delivery
 from rooms.api.deps import ApiServices
 from rooms.api.params import IdPath, parse_message
 from rooms.api.signing_keys import to_public_key
-from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.organisations import ListedOrganisation, find_members
 from rooms.db.catalog.signing_keys import find_key
 from rooms.db.connection import autocommit, snapshot
 from rooms.db.queries.deliveries import DeliveryRecord, deliveries_of_message
@@ -161,7 +161,9 @@ async def _receipt(
 
 
 def _publisher(
-    message: MessageRecord, whose: OrganisationId, members: Mapping[OrganisationId, Member]
+    message: MessageRecord,
+    whose: OrganisationId,
+    members: Mapping[OrganisationId, ListedOrganisation],
 ) -> ReceiptPublisher | None:
     if message.publisher_id is None:
         return None  # Rooms itself published it
@@ -178,7 +180,7 @@ async def _signature(
     connection: AsyncConnection,
     message: MessageRecord,
     whose: OrganisationId,
-    members: Mapping[OrganisationId, Member],
+    members: Mapping[OrganisationId, ListedOrganisation],
 ) -> ReceiptSignature | None:
     """Return the signature with its key. A publisher that signs names itself by it."""
     jws = json.loads(message.headers or b"{}").get(SIGNATURE_HEADER)

@@ -25,7 +25,7 @@ from rooms.api.throttle_bodies import (
     throttle_fields,
     throttle_problems,
 )
-from rooms.db.catalog.organisations import Member
+from rooms.db.catalog.organisations import ListedOrganisation
 from rooms.db.catalog.subscription_states import target_of, visible_proposal
 from rooms.db.catalog.subscriptions import interests_to_json
 from rooms.domain.names import MAX_NAME, NAME_PATTERN, check_name
@@ -334,7 +334,7 @@ _HIDDEN_FROM_OWNER: Final = frozenset(
 def to_response_fields(
     subscription: Subscription,
     *,
-    member: Member | None = None,
+    member: ListedOrganisation | None = None,
     owner_view: bool = False,
 ) -> dict[str, Any]:
     """Return the fields of `SubscriptionResponse`.

@@ -40,7 +40,7 @@ from rooms.batching import KeyedBatcher
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import RoomAccess
 from rooms.db.catalog.entitlements import entitlements
-from rooms.db.catalog.organisations import Member
+from rooms.db.catalog.organisations import ListedOrganisation
 from rooms.db.catalog.rooms import room_not_found
 from rooms.db.catalog.subscription_requests import count_requests
 from rooms.db.catalog.subscription_states import Actor, record_created, suspensions_of
@@ -86,7 +86,7 @@ class Created:
     """Hold a subscription that was committed, and its organisation."""
 
     subscription: Subscription
-    member: Member
+    member: ListedOrganisation
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from rooms.api.deps import ApiServices
 from rooms.db.catalog import rooms as room_records
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import RoomAccess, find_access
-from rooms.db.catalog.organisations import Member, lock_members
+from rooms.db.catalog.organisations import ListedOrganisation, lock_members
 from rooms.db.notify import Channel
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
@@ -18,7 +18,7 @@ from rooms.domain.state_machine import SubscriptionStatus
 
 async def lock_room(
     services: ApiServices, connection: AsyncConnection, principal: Principal, room: RoomId
-) -> tuple[RoomAccess, Mapping[OrganisationId, Member]]:
+) -> tuple[RoomAccess, Mapping[OrganisationId, ListedOrganisation]]:
     """Return what the principal may do in a room, locked until the transaction ends.
 
     With it come the organisations on both sides, whose status stays as it is until then. The access

@@ -48,7 +48,7 @@ from rooms.db.catalog import event_types as type_records
 from rooms.db.catalog import subscription_states as states
 from rooms.db.catalog import subscriptions as records
 from rooms.db.catalog.access import Patterns, RoomAccess, find_access
-from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.organisations import ListedOrganisation, find_members
 from rooms.db.catalog.subscription_requests import forget_changes
 from rooms.db.catalog.subscription_states import SubscriptionAction
 from rooms.db.connection import transaction
@@ -462,7 +462,7 @@ async def describe_subscription(
 
 
 def to_subscription_response(
-    subscription: Subscription, principal: Principal, member: Member | None
+    subscription: Subscription, principal: Principal, member: ListedOrganisation | None
 ) -> SubscriptionResponse:
     """Return a subscription as the API shows it to a principal."""
     is_own = subscription.organisation_id == principal.organisation_id

@@ -44,7 +44,7 @@ _SHOVEL_FIELDS = ("shovel_interval_s", "shovel_concurrency", "shovel_max_shovels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _RequestPart:
     """Name the messages of one request by their lines or payloads, and count those before them."""
 
     kind: Literal["lines", "payloads"]
@@ -72,7 +72,7 @@ class _Part:
 class _SendError(CliError):
     """Report which messages were not accepted, or may have been, and how to go on."""
 
-    def __init__(self, cause: CliError, part: _Part) -> None:
+    def __init__(self, cause: CliError, part: _RequestPart) -> None:
         self._cause = cause
         self._part = part
         self._in_doubt = _may_have_arrived(cause)
@@ -294,7 +294,7 @@ def send(
     with session.client() as client:
         for start in range(0, len(found), _MAX_BATCH):
             batch = found[start : start + _MAX_BATCH]
-            part = _Part(
+            part = _RequestPart(
                 kind="payloads" if payloads else "lines",
                 first=batch[0][0],
                 last=batch[-1][0],

@@ -32,7 +32,7 @@ class ApiProblemError(Exception):
         return {one["field"]: one["message"] for one in self.problem.get("errors", ())}
 
 
-class ApiClient:
+class InProcessApi:
     """Call the routes of `/v1` with one key, on behalf of one request of a browser."""
 
     def __init__(self, app: App, scope: MutableMapping[str, Any], key: str | None) -> None:

@@ -24,7 +24,11 @@ from rooms.console.page import HOME, PUBLIC, Page, PageDep
 from rooms.console.sessions import cookies_of, host_bound_name, is_secure
 from rooms.console.sign_in import enter, safe_path
 from rooms.console.sign_in_limit import SignInLimit
-from rooms.db.catalog.organisations import Member, find_organisation, resolve_organisation
+from rooms.db.catalog.organisations import (
+    ListedOrganisation,
+    find_organisation,
+    resolve_organisation,
+)
 from rooms.db.connection import transaction
 from rooms.db.secrets import Cipher
 from rooms.domain.ids import OrganisationId
@@ -180,7 +184,7 @@ def _digest(group_roles: Sequence[GroupRoles]) -> bytes:
 
 
 async def _enter(
-    page: Page, member: Member, roles: frozenset[Role], person: Identity, target: str
+    page: Page, member: ListedOrganisation, roles: frozenset[Role], person: Identity, target: str
 ) -> Response[Any]:
     started = await page.parts.sessions.begin(
         page.request.scope,
@@ -198,7 +202,7 @@ async def _enter(
 
 async def _organisations(
     page: Page, roles: Mapping[str, frozenset[Role]]
-) -> list[tuple[Member, frozenset[Role]]]:
+) -> list[tuple[ListedOrganisation, frozenset[Role]]]:
     """Return the organisations of these names that are there, and the roles in them."""
     found = []
     async with transaction(page.parts.services.engine) as connection:

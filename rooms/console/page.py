@@ -22,7 +22,7 @@ from rooms.api.fast_routes import App
 from rooms.api.pagination import MAX_LIMIT
 from rooms.api.sessions import PORTAL_PATH
 from rooms.console import charts
-from rooms.console.api_client import ApiClient, ApiProblemError, segment, wrong_fields
+from rooms.console.api_client import ApiProblemError, InProcessApi, segment, wrong_fields
 from rooms.console.assets import Asset
 from rooms.console.form import Form, read_form
 from rooms.console.formatting import (
@@ -119,7 +119,7 @@ class Page:
     request: Request[Any, Any, Any]
     parts: ConsoleParts
     key: str | None
-    api: ApiClient
+    api: InProcessApi
     language: str
     format: Formatter
     viewer: Viewer | None = None
@@ -406,7 +406,7 @@ def unsigned_page(request: Request[Any, Any, Any]) -> Page:
         request=request,
         parts=parts,
         key=key,
-        api=ApiClient(parts.api, cast("dict[str, Any]", request.scope), key),
+        api=InProcessApi(parts.api, cast("dict[str, Any]", request.scope), key),
         language=language,
         format=Formatter(
             language,
@@ -452,7 +452,7 @@ async def provide_page(request: Request[Any, Any, Any]) -> Page:
     return page
 
 
-async def find_viewer(api: ApiClient) -> Viewer | None:
+async def find_viewer(api: InProcessApi) -> Viewer | None:
     """Return the person whose session this is; None: it has ended."""
     try:
         found = await api.get("/whoami")

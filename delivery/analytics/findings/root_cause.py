@@ -43,8 +43,8 @@ SETTINGS: Final = "policy_version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """First use of a value, in seconds since 1970; `key`: of this subscription only."""
+class FirstUse:
+    """Hold when a value was first used, in seconds since 1970; `key`: by this subscription only."""
 
     at_s: float
     attribute: str
@@ -80,7 +80,7 @@ class ChangeLog:
         for name, first in self._first_uses.items():
             self._first_uses[name] = {code: at for code, at in first.items() if at > start}
 
-    def before(self, begin: Edge, keys: tuple[int, ...], failures: Ints) -> list[Change]:
+    def before(self, begin: Edge, keys: tuple[int, ...], failures: Ints) -> list[FirstUse]:
         """Return what changed before an incident of these subscriptions, the latest first."""
         cells = self._cells
         low, high = (begin.at - _BEFORE_S) / cells.bin_s, begin.high / cells.bin_s + 1
@@ -93,12 +93,14 @@ class ChangeLog:
                 if len(having) and cells.attempts[having].sum() >= _MIN_CHANGED_SHARE * total:
                     text = attribute.texts[code]
                     shown = DISPLAYED.get(name, name)
-                    found.append(Change(at_s=float(at * cells.bin_s), attribute=shown, value=text))
+                    found.append(
+                        FirstUse(at_s=float(at * cells.bin_s), attribute=shown, value=text)
+                    )
         for at, place, version in self._settings:
             key = int(cells.keys[place])
             if low <= at <= high and key in keys:
                 when = float(at * cells.bin_s)
-                found.append(Change(at_s=when, attribute=SETTINGS, value=str(version), key=key))
+                found.append(FirstUse(at_s=when, attribute=SETTINGS, value=str(version), key=key))
         return sorted(found, key=lambda one: (-one.at_s, one.attribute, one.value))[:_MAX_CHANGES]
 
 

@@ -29,7 +29,7 @@ from delivery.analytics.runs.manifest import (
 from delivery.analytics.runs.outcomes import UnreadHours
 from delivery.analytics.runs.tables import FINDING_TABLES, TABLES_BY_NAME, schema_document
 from delivery.analytics.sealing.check import KnownSegment, check_segments
-from delivery.analytics.sealing.errors import MAX_LISTED, Reason, SetAside
+from delivery.analytics.sealing.errors import MAX_LISTED, SetAside, SetAsideReason
 from delivery.analytics.sealing.layout import part_of
 from delivery.analytics.sealing.lock import exclusive
 
@@ -119,7 +119,7 @@ class Analysis:
         found = partitions_of(self._segments.root, checked.sound)
         aside = list(checked.set_aside)
         if accept_gone:
-            gone = {one.path for one in aside if one.reason is Reason.GONE}
+            gone = {one.path for one in aside if one.reason is SetAsideReason.GONE}
             manifest = replace(manifest, accepted=manifest.accepted | gone)
         if not found and not manifest.done_partitions:
             raise self._no_segments(aside)
@@ -324,7 +324,7 @@ class Analysis:
                 same = False
             return None if same else SetAside(
                 path=path,
-                reason=Reason.DAMAGED,
+                reason=SetAsideReason.DAMAGED,
                 detail="its bytes are not those that were sealed",
                 part=part,
                 counted=True,
@@ -378,7 +378,7 @@ class _Input:
 def _contradicted(path: str, what: str) -> SetAside:
     place = part_of(path)
     assert place is not None, "only segments are read"
-    return SetAside(path=path, reason=Reason.DAMAGED, detail=what, part=place[0])
+    return SetAside(path=path, reason=SetAsideReason.DAMAGED, detail=what, part=place[0])
 
 
 def _with_counted(
@@ -396,7 +396,7 @@ def _with_counted(
     named = (
         one
         for one in marked
-        if not (one.counted and one.reason is Reason.GONE and one.path in manifest.accepted)
+        if not (one.counted and one.reason is SetAsideReason.GONE and one.path in manifest.accepted)
     )
     return tuple(sorted(named, key=lambda one: one.path))
 

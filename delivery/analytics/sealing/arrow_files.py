@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from delivery.analytics.sealing.errors import SegmentsError
-from delivery.analytics.sealing.files import Entry, EntryKind, LocalFiles, hash_stream
+from delivery.analytics.sealing.files import EntryKind, FolderEntry, LocalFiles, hash_stream
 from delivery.analytics.sealing.seal import WritableFiles
 from rooms.backend_urls import scheme_of
 
@@ -21,11 +21,11 @@ class ArrowFiles:
         self.root = root.rstrip("/")
         self._system = system
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FolderEntry]:
         """Return what is below the address; empty if there is nothing."""
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
         found = [
-            Entry(
+            FolderEntry(
                 path=one.path[len(self.root) :].lstrip("/"),
                 kind=EntryKind.FOLDER if one.type == fs.FileType.Directory else EntryKind.FILE,
                 size=one.size or 0,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from delivery.analytics.sealing import contents
-from delivery.analytics.sealing.errors import ContentError, ManifestError, Reason, SetAside
-from delivery.analytics.sealing.files import Entry, EntryKind, SegmentFiles
+from delivery.analytics.sealing.errors import ContentError, ManifestError, SetAside, SetAsideReason
+from delivery.analytics.sealing.files import EntryKind, FolderEntry, SegmentFiles
 from delivery.analytics.sealing.layout import SEGMENT_VERSION, part_of
 from delivery.analytics.sealing.manifest import (
     MAX_BYTES,
@@ -89,13 +89,13 @@ class _Check:
         self._known = known
         self._trust_known = trust_known
         entries = files.entries()
-        self._segments: list[Entry] = []
-        self._strangers: list[Entry] = []
-        self._manifests: dict[str, Entry] = {}
+        self._segments: list[FolderEntry] = []
+        self._strangers: list[FolderEntry] = []
+        self._manifests: dict[str, FolderEntry] = {}
         self._unfinished: set[str] = set()
         self._sort(entries, now_ms)
 
-    def _sort(self, entries: Iterable[Entry], now_ms: int) -> None:
+    def _sort(self, entries: Iterable[FolderEntry], now_ms: int) -> None:
         # A folder with the name of a segment is named once, with all that it contains.
         named: str | None = None
         for entry in entries:
@@ -133,7 +133,7 @@ class _Check:
             set_aside=tuple(sorted([*aside, *strangers, *gone], key=lambda one: one.path)),
         )
 
-    def _judge(self, entry: Entry) -> SoundSegment | SetAside | None:
+    def _judge(self, entry: FolderEntry) -> SoundSegment | SetAside | None:
         place = part_of(entry.path)
         assert place is not None, "only segments are judged"
         part, name = place
@@ -142,21 +142,23 @@ class _Check:
         except ContentError as exc:
             if entry.path in self._unfinished:
                 return None
-            return SetAside(path=entry.path, reason=Reason(exc.reason), detail=str(exc), part=part)
+            return SetAside(
+                path=entry.path, reason=SetAsideReason(exc.reason), detail=str(exc), part=part
+            )
         except OSError as exc:
             return SetAside(
                 path=entry.path,
-                reason=Reason.DAMAGED,
+                reason=SetAsideReason.DAMAGED,
                 detail=f"it cannot be read: {str(exc).splitlines()[0]}",
                 part=part,
             )
 
-    def _sound(self, entry: Entry, part: int, name: str) -> SoundSegment:
+    def _sound(self, entry: FolderEntry, part: int, name: str) -> SoundSegment:
         if entry.kind is not EntryKind.FILE:
             what = "a symbolic link" if entry.kind is EntryKind.LINK else "a folder"
-            raise ContentError(Reason.FOREIGN, f"it is {what}, not a file")
+            raise ContentError(SetAsideReason.FOREIGN, f"it is {what}, not a file")
         if not entry.size:
-            raise ContentError(Reason.EMPTY, "it has 0 bytes")
+            raise ContentError(SetAsideReason.EMPTY, "it has 0 bytes")
         known = self._known.get(entry.path)
         if (
             self._trust_known
@@ -169,16 +171,16 @@ class _Check:
         verify_bytes(self._files, entry, manifest)
         return _sound_segment(entry, part, manifest.sha256, manifest)
 
-    def _manifest(self, entry: Entry) -> SegmentManifest:
+    def _manifest(self, entry: FolderEntry) -> SegmentManifest:
         at = self._manifests.get(entry.path)
         if at is None:
             # What is no segment cannot be sealed, which must be said first.
             with self._files.open(entry.path) as file:
                 contents.read_footer(file)
-            raise ContentError(Reason.UNSEALED, "it has no manifest")
+            raise ContentError(SetAsideReason.UNSEALED, "it has no manifest")
         return read_manifest(self._files, at)
 
-    def _stranger(self, entry: Entry) -> SetAside:
+    def _stranger(self, entry: FolderEntry) -> SetAside:
         has_rows = entry.kind is EntryKind.LINK or entry.name.endswith(".parquet")
         if not has_rows:
             try:
@@ -187,7 +189,7 @@ class _Check:
                 has_rows = True
         return SetAside(
             path=entry.path,
-            reason=Reason.FOREIGN,
+            reason=SetAsideReason.FOREIGN,
             detail="segments are dt=YYYY-MM-DD/hr=HH/NAME.parquet, and names have no spaces",
             part=None,
             has_rows=has_rows,
@@ -200,15 +202,15 @@ class _Check:
         if path not in self._known and path in self._unfinished:
             return None
         detail = "it was analysed before" if path in self._known else "only its manifest is left"
-        return SetAside(path=path, reason=Reason.GONE, detail=detail, part=place[0])
+        return SetAside(path=path, reason=SetAsideReason.GONE, detail=detail, part=place[0])
 
 
-def _beside(entry: Entry, name: str) -> str:
+def _beside(entry: FolderEntry, name: str) -> str:
     return f"{entry.folder}/{name}" if entry.folder else name
 
 
 def _sound_segment(
-    entry: Entry, part: int, sha256: str, manifest: SegmentManifest | None
+    entry: FolderEntry, part: int, sha256: str, manifest: SegmentManifest | None
 ) -> SoundSegment:
     return SoundSegment(
         path=entry.path,
@@ -220,46 +222,48 @@ def _sound_segment(
     )
 
 
-def read_manifest(files: SegmentFiles, entry: Entry) -> SegmentManifest:
+def read_manifest(files: SegmentFiles, entry: FolderEntry) -> SegmentManifest:
     """Read a manifest. Raise ContentError if it is damaged, or of a later version."""
     if entry.kind is not EntryKind.FILE or entry.size > MAX_BYTES:
-        raise ContentError(Reason.DAMAGED, "its manifest is no file of at most 4 MiB")
+        raise ContentError(SetAsideReason.DAMAGED, "its manifest is no file of at most 4 MiB")
     try:
         return parse_manifest(files.read(entry.path, MAX_BYTES).decode())
     except UnicodeDecodeError as exc:
-        raise ContentError(Reason.DAMAGED, "its manifest is no text") from exc
+        raise ContentError(SetAsideReason.DAMAGED, "its manifest is no text") from exc
     except ManifestError as exc:
-        reason = Reason.FUTURE if exc.is_later else Reason.DAMAGED
+        reason = SetAsideReason.FUTURE if exc.is_later else SetAsideReason.DAMAGED
         raise ContentError(reason, str(exc)) from exc
 
 
 def check_manifest(manifest: SegmentManifest, *, part: int, name: str) -> None:
     """Raise ContentError unless the manifest is of this segment, and of a known version."""
     if manifest.segment != name:
-        raise ContentError(Reason.RENAMED, f"its manifest names {manifest.segment[:200]}")
+        raise ContentError(SetAsideReason.RENAMED, f"its manifest names {manifest.segment[:200]}")
     if manifest.part != part:
-        raise ContentError(Reason.RENAMED, "its manifest names another hour")
+        raise ContentError(SetAsideReason.RENAMED, "its manifest names another hour")
     if not manifest.rows:
-        raise ContentError(Reason.EMPTY, "it has no rows")
+        raise ContentError(SetAsideReason.EMPTY, "it has no rows")
     if manifest.layout > SEGMENT_VERSION:
         raise ContentError(
-            Reason.FUTURE, f"it has layout {manifest.layout}, and {SEGMENT_VERSION} is known"
+            SetAsideReason.FUTURE,
+            f"it has layout {manifest.layout}, and {SEGMENT_VERSION} is known",
         )
     contents.check_columns(manifest.columns)
     contents.check_versions(manifest.log_version, manifest.kinds)
 
 
-def verify_bytes(files: SegmentFiles, entry: Entry, manifest: SegmentManifest) -> None:
+def verify_bytes(files: SegmentFiles, entry: FolderEntry, manifest: SegmentManifest) -> None:
     """Raise ContentError unless the file has the bytes, columns and rows of its manifest."""
     if entry.size != manifest.size:
         raise ContentError(
-            Reason.DAMAGED, f"it has {entry.size} bytes, and {manifest.size} were sealed"
+            SetAsideReason.DAMAGED, f"it has {entry.size} bytes, and {manifest.size} were sealed"
         )
     if files.sha256(entry.path) != manifest.sha256:
-        raise ContentError(Reason.DAMAGED, "its bytes are not those that were sealed")
+        raise ContentError(SetAsideReason.DAMAGED, "its bytes are not those that were sealed")
     with files.open(entry.path) as file:
         footer = contents.read_footer(file)
     if footer.rows != manifest.rows or footer.columns != manifest.columns:
         raise ContentError(
-            Reason.DAMAGED, f"it has {footer.rows} rows, and its manifest states {manifest.rows}"
+            SetAsideReason.DAMAGED,
+            f"it has {footer.rows} rows, and its manifest states {manifest.rows}",
         )

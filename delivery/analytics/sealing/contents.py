@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from delivery.analytics.sealing.errors import ContentError, Reason
+from delivery.analytics.sealing.errors import ContentError, SetAsideReason
 from delivery.analytics.sealing.layout import (
     LOG_VERSION,
     NEVER_NULL,
@@ -101,29 +101,33 @@ def _parquet(file: BinaryIO) -> Any:
             thrift_container_size_limit=1 << 20,
         )
     except (pa.ArrowException, OSError, ValueError) as exc:
-        raise ContentError(Reason.DAMAGED, f"it is no whole Parquet file: {_short(exc)}") from exc
+        raise ContentError(
+            SetAsideReason.DAMAGED, f"it is no whole Parquet file: {_short(exc)}"
+        ) from exc
 
 
 def _check_footer_size(file: BinaryIO) -> None:
     """Raise ContentError if the end is no Parquet, or claims a footer that fills the memory."""
     size = file.seek(0, os.SEEK_END)
     if size < len(_MAGIC) + _END_BYTES:
-        raise ContentError(Reason.DAMAGED, f"it has only {size} bytes")
+        raise ContentError(SetAsideReason.DAMAGED, f"it has only {size} bytes")
     file.seek(size - _END_BYTES)
     end = file.read(_END_BYTES)
     file.seek(0)
     if end[-len(_MAGIC) :] != _MAGIC:
-        raise ContentError(Reason.DAMAGED, "it does not end as Parquet does")
+        raise ContentError(SetAsideReason.DAMAGED, "it does not end as Parquet does")
     claimed = int.from_bytes(end[: -len(_MAGIC)], "little")
     if claimed > min(_MAX_FOOTER_BYTES, size):
-        raise ContentError(Reason.DAMAGED, f"it claims a footer of {claimed} bytes")
+        raise ContentError(SetAsideReason.DAMAGED, f"it claims a footer of {claimed} bytes")
 
 
 def _checked_footer(parquet: Any) -> Footer:
     try:
         schema, metadata = parquet.schema_arrow, parquet.metadata
     except (pa.ArrowException, OSError, ValueError) as exc:
-        raise ContentError(Reason.DAMAGED, f"its schema is unreadable: {_short(exc)}") from exc
+        raise ContentError(
+            SetAsideReason.DAMAGED, f"its schema is unreadable: {_short(exc)}"
+        ) from exc
     check_columns(schema.names)
     for name, expected in _EXPECTED.items():
         if name in schema.names:
@@ -132,13 +136,14 @@ def _checked_footer(parquet: Any) -> Footer:
                 pa.types.is_string(expected) and pa.types.is_large_string(found)
             ):
                 raise ContentError(
-                    Reason.FOREIGN, f"its column {name} has the type {found}, not {expected}"
+                    SetAsideReason.FOREIGN,
+                    f"its column {name} has the type {found}, not {expected}",
                 )
     for number in range(metadata.num_row_groups):
         if metadata.row_group(number).total_byte_size > _MAX_GROUP_BYTES:
-            raise ContentError(Reason.FOREIGN, "it has a row group of more than 4 GiB")
+            raise ContentError(SetAsideReason.FOREIGN, "it has a row group of more than 4 GiB")
     if not metadata.num_rows:
-        raise ContentError(Reason.EMPTY, "it has no rows")
+        raise ContentError(SetAsideReason.EMPTY, "it has no rows")
     return Footer(rows=metadata.num_rows, columns=tuple(schema.names))
 
 
@@ -147,20 +152,21 @@ def check_columns(names: Iterable[str]) -> None:
     found = list(names)
     missing = [name for name in REQUIRED_COLUMNS if name not in found]
     if missing:
-        raise ContentError(Reason.FOREIGN, f"it lacks columns: {', '.join(missing[:5])}")
+        raise ContentError(SetAsideReason.FOREIGN, f"it lacks columns: {', '.join(missing[:5])}")
     if len({name.lower() for name in found}) < len(found):
-        raise ContentError(Reason.FOREIGN, "it has two columns of one name")
+        raise ContentError(SetAsideReason.FOREIGN, "it has two columns of one name")
 
 
 def check_versions(log_version: int, kinds: Iterable[str]) -> None:
     """Raise ContentError if rows are of a later version, or of kinds that it has added."""
     if log_version > LOG_VERSION:
         raise ContentError(
-            Reason.FUTURE, f"it has log rows of version {log_version}, and {LOG_VERSION} is known"
+            SetAsideReason.FUTURE,
+            f"it has log rows of version {log_version}, and {LOG_VERSION} is known",
         )
     unknown = sorted(set(kinds) - _KINDS)
     if unknown:
-        raise ContentError(Reason.FUTURE, f"it has unknown kinds: {', '.join(unknown[:5])}")
+        raise ContentError(SetAsideReason.FUTURE, f"it has unknown kinds: {', '.join(unknown[:5])}")
 
 
 def read_contents(file: BinaryIO, *, part: int) -> tuple[Footer, Contents]:
@@ -177,9 +183,13 @@ def read_contents(file: BinaryIO, *, part: int) -> tuple[Footer, Contents]:
                 _check_rows(rows, part)
                 found.count(rows)
         except (pa.ArrowException, OSError, ValueError) as exc:
-            raise ContentError(Reason.DAMAGED, f"its rows are unreadable: {_short(exc)}") from exc
+            raise ContentError(
+                SetAsideReason.DAMAGED, f"its rows are unreadable: {_short(exc)}"
+            ) from exc
     if found.rows != footer.rows:
-        raise ContentError(Reason.DAMAGED, f"it has {found.rows} rows, and states {footer.rows}")
+        raise ContentError(
+            SetAsideReason.DAMAGED, f"it has {found.rows} rows, and states {footer.rows}"
+        )
     check_versions(found.log_version, found.kinds)
     return footer, found
 
@@ -187,12 +197,12 @@ def read_contents(file: BinaryIO, *, part: int) -> tuple[Footer, Contents]:
 def _check_rows(rows: pa.Table, part: int) -> None:
     for name in NEVER_NULL:
         if rows.column(name).null_count:
-            raise ContentError(Reason.FOREIGN, f"its column {name} has nulls")
+            raise ContentError(SetAsideReason.FOREIGN, f"its column {name} has nulls")
     if rows.num_rows and pc.min(rows.column("writer_seq")).as_py() < 1:
-        raise ContentError(Reason.FOREIGN, "it has a writer_seq below 1")
+        raise ContentError(SetAsideReason.FOREIGN, "it has a writer_seq below 1")
     ends = pc.min_max(rows.column("ts").cast(pa.int64())).as_py()
     if rows.num_rows and {ends["min"] // _HOUR_US, ends["max"] // _HOUR_US} != {part}:
-        raise ContentError(Reason.RENAMED, "it has rows of another hour than its folder")
+        raise ContentError(SetAsideReason.RENAMED, "it has rows of another hour than its folder")
 
 
 def _short(exc: Exception) -> str:

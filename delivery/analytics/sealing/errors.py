@@ -45,7 +45,7 @@ class BusyError(SegmentsError):
     """Another process works on the folder."""
 
 
-class Reason(StrEnum):
+class SetAsideReason(StrEnum):
     """Name why a segment is set aside."""
 
     DAMAGED = "damaged"
@@ -57,14 +57,16 @@ class Reason(StrEnum):
     GONE = "gone"
 
 
-REMEDIES: Final[Mapping[Reason, str]] = {
-    Reason.DAMAGED: "restore it from a copy",
-    Reason.FOREIGN: "move it out of the folder",
-    Reason.FUTURE: "analyse it with the version of Rooms that wrote it, or a later one",
-    Reason.EMPTY: "restore it from a copy, or remove it and its manifest",
-    Reason.UNSEALED: "`rooms segments seal` makes its manifest",
-    Reason.RENAMED: "give it its name and folder back",
-    Reason.GONE: "restore it from a copy; or, if it was removed on purpose, use --accept-gone",
+REMEDIES: Final[Mapping[SetAsideReason, str]] = {
+    SetAsideReason.DAMAGED: "restore it from a copy",
+    SetAsideReason.FOREIGN: "move it out of the folder",
+    SetAsideReason.FUTURE: "analyse it with the version of Rooms that wrote it, or a later one",
+    SetAsideReason.EMPTY: "restore it from a copy, or remove it and its manifest",
+    SetAsideReason.UNSEALED: "`rooms segments seal` makes its manifest",
+    SetAsideReason.RENAMED: "give it its name and folder back",
+    SetAsideReason.GONE: (
+        "restore it from a copy; or, if it was removed on purpose, use --accept-gone"
+    ),
 }
 """The remedy of each, for people."""
 MAX_LISTED: Final = 1000
@@ -80,7 +82,7 @@ class SetAside:
     """
 
     path: str
-    reason: Reason
+    reason: SetAsideReason
     detail: str
     part: int | None
     counted: bool = False

@@ -29,7 +29,7 @@ class EntryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class FolderEntry:
     """Describe what is at a path below the address; size in bytes, time in ms since 1970."""
 
     path: str
@@ -56,7 +56,7 @@ class SegmentFiles(Protocol):
         """Return the address."""
         ...
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FolderEntry]:
         """Return what is below the address, links not followed; empty if there is nothing."""
         ...
 
@@ -79,22 +79,22 @@ class LocalFiles:
     def __init__(self, root: str) -> None:
         self.root = root
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FolderEntry]:
         """Return what is below the folder, links not followed; empty if there is nothing."""
         return sorted(self._walk(""), key=lambda entry: entry.path)
 
-    def _walk(self, below: str) -> Iterator[Entry]:
+    def _walk(self, below: str) -> Iterator[FolderEntry]:
         for entry in self._list(below):
             yield entry
             if entry.kind is EntryKind.FOLDER:
                 yield from self._walk(entry.path)
 
-    def _list(self, below: str) -> list[Entry]:
+    def _list(self, below: str) -> list[FolderEntry]:
         """Return what is in a folder, without what vanishes meanwhile.
 
         The export renames a finished file, so the folder is listed again for its final name.
         """
-        found: list[Entry] = []
+        found: list[FolderEntry] = []
         for _ in range(_TRIES):
             try:
                 listed = list(os.scandir(os.path.join(self.root, below)))  # noqa: PTH118 - many files
@@ -124,7 +124,7 @@ class LocalFiles:
         replace_file(Path(self.root, path), content)
 
 
-def _entry(below: str, one: os.DirEntry[str]) -> Entry | None:
+def _entry(below: str, one: os.DirEntry[str]) -> FolderEntry | None:
     """Describe what a listing names, not following links; None: it is gone."""
     try:
         about = one.stat(follow_symlinks=False)
@@ -137,7 +137,7 @@ def _entry(below: str, one: os.DirEntry[str]) -> Entry | None:
         if stat.S_ISDIR(about.st_mode)
         else EntryKind.FILE
     )
-    return Entry(
+    return FolderEntry(
         path=f"{below}/{one.name}" if below else one.name,
         kind=kind,
         size=about.st_size,

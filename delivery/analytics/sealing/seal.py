@@ -6,8 +6,8 @@ from typing import Protocol
 
 from delivery.analytics.sealing.check import check_manifest, read_manifest, verify_bytes
 from delivery.analytics.sealing.contents import read_contents
-from delivery.analytics.sealing.errors import ContentError, Reason, SetAside
-from delivery.analytics.sealing.files import Entry, EntryKind, SegmentFiles
+from delivery.analytics.sealing.errors import ContentError, SetAside, SetAsideReason
+from delivery.analytics.sealing.files import EntryKind, FolderEntry, SegmentFiles
 from delivery.analytics.sealing.layout import SEGMENT_VERSION, part_of
 from delivery.analytics.sealing.manifest import SegmentManifest, described_segment, manifest_name
 
@@ -65,23 +65,25 @@ def seal_segments(files: WritableFiles, on_progress: OnSealed = lambda _: None) 
                 sealed, rows = sealed + 1, rows + made.rows
         except ContentError as exc:
             refused.append(
-                SetAside(path=entry.path, reason=Reason(exc.reason), detail=str(exc), part=part)
+                SetAside(
+                    path=entry.path, reason=SetAsideReason(exc.reason), detail=str(exc), part=part
+                )
             )
         on_progress(number)
     return SealReport(sealed=sealed, rows=rows, already=already, refused=tuple(refused))
 
 
-def describe(files: SegmentFiles, entry: Entry, *, part: int, name: str) -> SegmentManifest:
+def describe(files: SegmentFiles, entry: FolderEntry, *, part: int, name: str) -> SegmentManifest:
     """Read a whole segment, and return its manifest. Raise ContentError if it is none."""
     if entry.kind is not EntryKind.FILE:
-        raise ContentError(Reason.FOREIGN, "it is a link or a folder, not a file")
+        raise ContentError(SetAsideReason.FOREIGN, "it is a link or a folder, not a file")
     if not entry.size:
-        raise ContentError(Reason.EMPTY, "it has 0 bytes")
+        raise ContentError(SetAsideReason.EMPTY, "it has 0 bytes")
     before = files.sha256(entry.path)
     with files.open(entry.path) as file:
         footer, found = read_contents(file, part=part)
     if files.sha256(entry.path) != before:
-        raise ContentError(Reason.DAMAGED, "it changed while it was read")
+        raise ContentError(SetAsideReason.DAMAGED, "it changed while it was read")
     return SegmentManifest(
         segment=name,
         part=part,

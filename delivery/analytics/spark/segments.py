@@ -22,8 +22,8 @@ from delivery.analytics.runs.files import StoredFile
 from delivery.analytics.runs.keys import KEY_DIGITS
 from delivery.analytics.runs.manifest import Partition
 from delivery.analytics.sealing.files import (
-    Entry,
     EntryKind,
+    FolderEntry,
     LocalFiles,
     SegmentFiles,
     replace_file,
@@ -272,11 +272,11 @@ class HadoopSegments:
         self._files = files
         self.root = files.root
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[FolderEntry]:
         """Return what is below the address; empty if there is nothing."""
         with _as_os_errors():
             found = [
-                Entry(
+                FolderEntry(
                     path=file.path[len(self.root) :].lstrip("/"),
                     kind=EntryKind.FILE,
                     size=file.size,
@@ -286,7 +286,9 @@ class HadoopSegments:
             ]
         # Files are listed without their folders, one of which may have the name of a segment.
         folders = {entry.folder for entry in found if part_of(entry.folder) is not None}
-        named = [Entry(path=path, kind=EntryKind.FOLDER, size=0, modified_ms=0) for path in folders]
+        named = [
+            FolderEntry(path=path, kind=EntryKind.FOLDER, size=0, modified_ms=0) for path in folders
+        ]
         inside = [entry for entry in found if entry.folder not in folders]
         return sorted([*inside, *named], key=lambda entry: entry.path)
 

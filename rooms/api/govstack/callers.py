@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api.auth import Caller, ServicesDep
 from rooms.api.deps import ApiServices
-from rooms.db.catalog.organisations import Member, find_members
+from rooms.db.catalog.organisations import ListedOrganisation, find_members
 from rooms.db.catalog.rooms import find_addressed_room
 from rooms.db.connection import transaction, without_share
 from rooms.domain.govstack import MAX_CLIENT, ClientId
@@ -46,7 +46,7 @@ class Address:
     room_id: RoomId
     expiration_ms: int | None
     """The lifetime of the room's messages; None or 0: unlimited."""
-    caller: Member
+    caller: ListedOrganisation
     """The organisation of the principal."""
 
 
@@ -128,7 +128,7 @@ def _read_client(headers: Iterable[tuple[bytes, bytes]], *, is_required: bool) -
         raise InvalidError(FieldProblem(CLIENT_HEADER, str(exc))) from exc
 
 
-def _check_client(principal: Principal, caller: Member, client: ClientId) -> None:
+def _check_client(principal: Principal, caller: ListedOrganisation, client: ClientId) -> None:
     """Raise OtherMemberError where a client is not of the principal's organisation or key."""
     if caller.member_id is None:
         raise OtherMemberError(

@@ -20,7 +20,7 @@ _MEMBER_ID_CONSTRAINT: Final = "organisations_member_id_key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class ListedOrganisation:
     """Name an organisation as others may see it."""
 
     id: OrganisationId
@@ -158,7 +158,9 @@ async def set_organisation_status(
     return await update_organisation(connection, identity, fields)
 
 
-async def resolve_organisation(connection: AsyncConnection, reference: str) -> Member | None:
+async def resolve_organisation(
+    connection: AsyncConnection, reference: str
+) -> ListedOrganisation | None:
     """Return the organisation of this id, name or member id; None: there is none.
 
     An id counts more than a name, and a name more than a member id.
@@ -173,7 +175,7 @@ async def resolve_organisation(connection: AsyncConnection, reference: str) -> M
 
 async def find_members(
     connection: AsyncConnection, identities: Collection[OrganisationId]
-) -> Mapping[OrganisationId, Member]:
+) -> Mapping[OrganisationId, ListedOrganisation]:
     """Return the names of organisations."""
     if not identities:
         return {}
@@ -183,7 +185,7 @@ async def find_members(
 
 async def lock_members(
     connection: AsyncConnection, identities: Collection[OrganisationId]
-) -> Mapping[OrganisationId, Member]:
+) -> Mapping[OrganisationId, ListedOrganisation]:
     """Return organisations whose status stays as it is until the transaction ends.
 
     Call it before any room is locked: a change of the status locks the organisation first.
@@ -206,8 +208,8 @@ async def find_push_template(
     return template
 
 
-def _member(row: RowMapping) -> Member:
-    return Member(
+def _member(row: RowMapping) -> ListedOrganisation:
+    return ListedOrganisation(
         id=OrganisationId(row["id"]),
         name=row["name"],
         member_id=row["member_id"],

@@ -15,7 +15,7 @@ from sqlalchemy import and_, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
-from rooms.db.catalog.organisations import Member
+from rooms.db.catalog.organisations import ListedOrganisation
 from rooms.db.catalog.subscription_requests import mark_ended
 from rooms.db.catalog.subscriptions import (
     interests_to_json,
@@ -256,7 +256,7 @@ async def apply(
 
 
 def suspensions_of(
-    room: Room, subscriber: OrganisationId, members: Mapping[OrganisationId, Member]
+    room: Room, subscriber: OrganisationId, members: Mapping[OrganisationId, ListedOrganisation]
 ) -> frozenset[Suspension]:
     """Return why a new subscription is suspended from its start: the organisations' status."""
     found = set()

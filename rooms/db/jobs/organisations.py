@@ -69,7 +69,7 @@ class Possessions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Child:
+class PendingDeletion:
     """Name something that a job has to delete: a room, a subscription, or a handler queue."""
 
     kind: JobKind
@@ -156,7 +156,7 @@ async def count_possessions(
 
 async def next_children(
     connection: AsyncConnection, organisation: OrganisationId, parent: JobId, *, limit: int
-) -> list[Child]:
+) -> list[PendingDeletion]:
     """Return what has no child yet: rooms first, then subscriptions to others', then queues."""
 
     def without_child(kind: JobKind, argument: str, value: ColumnElement[Any]) -> Any:
@@ -171,7 +171,7 @@ async def next_children(
         without_child(JobKind.DELETE_ROOM, "room_id", rooms.c.id),
     )
     children = [
-        Child(
+        PendingDeletion(
             kind=JobKind.DELETE_ROOM,
             room=RoomId(row.id),
             arguments={"room_id": row.id, "name": row.name},
@@ -185,7 +185,7 @@ async def next_children(
         without_child(JobKind.DELETE_SUBSCRIPTION, "subscription_id", subscriptions.c.id),
     )
     children += [
-        Child(
+        PendingDeletion(
             kind=JobKind.DELETE_SUBSCRIPTION,
             room=RoomId(row.room_id),
             arguments={"room_id": row.room_id, "subscription_id": row.id, "name": row.name},
@@ -199,7 +199,7 @@ async def next_children(
         without_child(JobKind.DELETE_QUEUE, "store_name", queues.c.name),
     )
     return children + [
-        Child(
+        PendingDeletion(
             kind=JobKind.DELETE_QUEUE,
             room=None,
             arguments={"queue": row.display_name or row.name, "store_name": row.name},
@@ -214,7 +214,7 @@ async def start_child(
     connection: AsyncConnection,
     organisation: OrganisationId,
     parent: JobId,
-    child: Child,
+    child: PendingDeletion,
     *,
     new_id: str,
 ) -> None:

@@ -219,7 +219,7 @@ class UnloadedEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sideline:
+class SidelineOwner:
     """Name a subscription that has a sideline (organisation None: the subscription is gone)."""
 
     subscription: SubscriptionId
@@ -263,13 +263,13 @@ class SidelineEntries:
 
     async def list_unloaded_sidelines(
         self, after: SubscriptionId | None, *, limit: int = 1000
-    ) -> list[Sideline]:
+    ) -> list[SidelineOwner]:
         """Return the next subscriptions whose magazine lacks something, by id."""
         rows = await self._writer.run(
             _LIST_UNLOADED_SIDELINES, {"after": after or first_id(0), "limit": limit}
         )
         return [
-            Sideline(
+            SidelineOwner(
                 subscription=SubscriptionId(identity),
                 organisation=None if organisation is None else OrganisationId(organisation),
             )
@@ -431,11 +431,11 @@ class SidelineEntries:
 
     async def list_sidelines(
         self, after: SubscriptionId | None, *, limit: int = 1000
-    ) -> list[Sideline]:
+    ) -> list[SidelineOwner]:
         """Return the subscriptions of `list_subscriptions` with their organisations."""
         rows = await self._writer.run(_SIDELINES, {"after": after or first_id(0), "limit": limit})
         return [
-            Sideline(
+            SidelineOwner(
                 subscription=SubscriptionId(identity), organisation=OrganisationId(organisation)
             )
             for identity, organisation in rows

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from rooms.api.fast_routes import App
-from rooms.console.api_client import ApiClient, ApiProblemError, wrong_fields
+from rooms.console.api_client import ApiProblemError, InProcessApi, wrong_fields
 
 HELD = 8
 
@@ -40,8 +40,8 @@ class Source:
             sending.cancel()
 
 
-def client(source: Any) -> ApiClient:
-    return ApiClient(cast(App, source), {"headers": []}, "rooms_key")
+def client(source: Any) -> InProcessApi:
+    return InProcessApi(cast(App, source), {"headers": []}, "rooms_key")
 
 
 async def others_left() -> None:

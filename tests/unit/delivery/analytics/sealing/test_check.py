@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from delivery.analytics.sealing.check import CheckedSegments, KnownSegment
-from delivery.analytics.sealing.errors import Reason, SetAside
+from delivery.analytics.sealing.errors import SetAside, SetAsideReason
 from delivery.analytics.sealing.manifest import SegmentManifest, parse_manifest
 from tests.support.sealed_segments import write_sealed
 from tests.unit.delivery.analytics.sealing.conftest import NOW_MS, Check
@@ -69,7 +69,7 @@ def test_every_flipped_bit_is_noticed(root: Path, check: Check, seed: int) -> No
         damaged[place] ^= 1 << bit
         at.write_bytes(damaged)
         one = only(check())
-        assert one.reason is Reason.DAMAGED, (place, bit)
+        assert one.reason is SetAsideReason.DAMAGED, (place, bit)
         assert one.part is not None
 
 
@@ -95,7 +95,7 @@ def test_a_truncated_file_is_set_aside(root: Path, check: Check, share: float) -
     at = first(root)
     whole = at.read_bytes()
     at.write_bytes(whole[: int(len(whole) * share)])
-    assert only(check()).reason is (Reason.DAMAGED if share else Reason.EMPTY)
+    assert only(check()).reason is (SetAsideReason.DAMAGED if share else SetAsideReason.EMPTY)
 
 
 def _unsealed(path: Path) -> None:
@@ -218,29 +218,29 @@ def _moved_to_another_hour(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (_unsealed, Reason.UNSEALED),
-        (_no_rows, Reason.EMPTY),
-        (_lacks_a_column, Reason.FOREIGN),
-        (_has_another_type, Reason.FOREIGN),
-        (_of_a_later_layout, Reason.FUTURE),
-        (_of_later_rows, Reason.FUTURE),
-        (_of_a_later_kind, Reason.FUTURE),
-        (_renamed, Reason.RENAMED),
-        (_moved_to_another_hour, Reason.RENAMED),
-        (_lies_about_rows, Reason.DAMAGED),
-        (_claims_much, Reason.DAMAGED),
-        (_a_huge_manifest, Reason.DAMAGED),
-        (_a_deep_manifest, Reason.DAMAGED),
-        (_a_huge_footer, Reason.DAMAGED),
-        (_a_folder, Reason.FOREIGN),
-        (_a_link, Reason.FOREIGN),
-        (_no_parquet, Reason.DAMAGED),
-        (_unreadable, Reason.GONE),
+        (_unsealed, SetAsideReason.UNSEALED),
+        (_no_rows, SetAsideReason.EMPTY),
+        (_lacks_a_column, SetAsideReason.FOREIGN),
+        (_has_another_type, SetAsideReason.FOREIGN),
+        (_of_a_later_layout, SetAsideReason.FUTURE),
+        (_of_later_rows, SetAsideReason.FUTURE),
+        (_of_a_later_kind, SetAsideReason.FUTURE),
+        (_renamed, SetAsideReason.RENAMED),
+        (_moved_to_another_hour, SetAsideReason.RENAMED),
+        (_lies_about_rows, SetAsideReason.DAMAGED),
+        (_claims_much, SetAsideReason.DAMAGED),
+        (_a_huge_manifest, SetAsideReason.DAMAGED),
+        (_a_deep_manifest, SetAsideReason.DAMAGED),
+        (_a_huge_footer, SetAsideReason.DAMAGED),
+        (_a_folder, SetAsideReason.FOREIGN),
+        (_a_link, SetAsideReason.FOREIGN),
+        (_no_parquet, SetAsideReason.DAMAGED),
+        (_unreadable, SetAsideReason.GONE),
     ],
     ids=lambda one: one.__name__.strip("_") if callable(one) else str(one),
 )
 def test_what_is_no_sound_segment_is_named(
-    root: Path, check: Check, damage: Callable[[Path], None], reason: Reason
+    root: Path, check: Check, damage: Callable[[Path], None], reason: SetAsideReason
 ) -> None:
     damage(first(root))
     found = check()
@@ -269,7 +269,7 @@ def test_files_outside_the_layout_are_named(
     at.parent.mkdir(parents=True, exist_ok=True)
     at.write_bytes(b"hello" if name == "notes.txt" else first(root).read_bytes())
     one = only(check())
-    assert (one.path, one.reason, one.part) == (name, Reason.FOREIGN, None)
+    assert (one.path, one.reason, one.part) == (name, SetAsideReason.FOREIGN, None)
     assert one.has_rows is has_rows
 
 
@@ -290,7 +290,7 @@ def test_a_sealed_copy_is_sound_as_its_rows_are_dropped_later(
 def test_a_loop_of_links_ends(root: Path, check: Check) -> None:
     (root / "dt=2026-01-01" / "hr=05").symlink_to(root)
     one = only(check())
-    assert (one.path, one.reason) == ("dt=2026-01-01/hr=05", Reason.FOREIGN)
+    assert (one.path, one.reason) == ("dt=2026-01-01/hr=05", SetAsideReason.FOREIGN)
 
 
 def test_a_folder_that_does_not_exist_is_empty(root: Path, check: Check) -> None:
@@ -304,7 +304,7 @@ def test_what_was_analysed_and_is_gone_is_named(root: Path, check: Check) -> Non
     at.unlink()
     manifest_of(at).unlink()
     one = only(check(known))
-    assert (one.path, one.reason) == (str(at.relative_to(root)), Reason.GONE)
+    assert (one.path, one.reason) == (str(at.relative_to(root)), SetAsideReason.GONE)
     assert "analysed before" in one.detail
 
 
@@ -317,10 +317,10 @@ def test_a_known_file_is_read_again_when_it_changes_or_in_a_full_run(
     damaged = bytearray(at.read_bytes())
     damaged[50] ^= 1
     at.write_bytes(damaged)
-    assert only(check(known)).reason is Reason.DAMAGED
+    assert only(check(known)).reason is SetAsideReason.DAMAGED
     os.utime(at, ns=(about.st_atime_ns, about.st_mtime_ns))
     assert check(known).set_aside == ()
-    assert only(check(known, trust_known=False)).reason is Reason.DAMAGED
+    assert only(check(known, trust_known=False)).reason is SetAsideReason.DAMAGED
 
 
 @pytest.mark.parametrize("change", [_unreadable, _unsealed, _no_rows])

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from delivery.analytics.sealing.arrow_files import ArrowFiles, open_files
-from delivery.analytics.sealing.errors import BusyError, Reason, SegmentsError
+from delivery.analytics.sealing.errors import BusyError, SegmentsError, SetAsideReason
 from delivery.analytics.sealing.files import LocalFiles
 from delivery.analytics.sealing.lock import exclusive
 from delivery.analytics.sealing.manifest import parse_manifest
@@ -30,7 +30,7 @@ def unseal(root: Path) -> None:
 
 def test_seals_what_has_no_manifest(root: Path, files: WritableFiles, check: Check) -> None:
     unseal(root)
-    assert {one.reason for one in check().set_aside} == {Reason.UNSEALED}
+    assert {one.reason for one in check().set_aside} == {SetAsideReason.UNSEALED}
     report = seal_segments(files)
     assert (report.sealed, report.already, report.refused) == (3, 0, ())
     found = check()
@@ -71,7 +71,11 @@ def test_what_is_no_segment_is_refused_and_stays_unsealed(root: Path, files: Wri
     pq.write_table(rows.set_column(rows.schema.get_field_index("kind"), "kind", kinds), later)
     empty.write_bytes(b"")
     report = seal_segments(files)
-    assert [one.reason for one in report.refused] == [Reason.DAMAGED, Reason.FUTURE, Reason.EMPTY]
+    assert [one.reason for one in report.refused] == [
+        SetAsideReason.DAMAGED,
+        SetAsideReason.FUTURE,
+        SetAsideReason.EMPTY,
+    ]
     assert report.sealed == 0
     assert not list(root.rglob("*.manifest"))
 
@@ -83,7 +87,7 @@ def test_a_damaged_segment_is_not_sealed_again(root: Path, files: WritableFiles)
     content[200] ^= 4
     at.write_bytes(content)
     (refused,) = seal_segments(files).refused
-    assert refused.reason is Reason.DAMAGED
+    assert refused.reason is SetAsideReason.DAMAGED
 
 
 def test_rows_of_another_hour_are_refused(root: Path, files: WritableFiles) -> None:
@@ -93,7 +97,7 @@ def test_rows_of_another_hour_are_refused(root: Path, files: WritableFiles) -> N
     other.mkdir()
     at.rename(other / at.name)
     (refused,) = seal_segments(files).refused
-    assert refused.reason is Reason.RENAMED
+    assert refused.reason is SetAsideReason.RENAMED
 
 
 def test_two_seals_exclude_each_other(root: Path) -> None:
