@@ -1,4 +1,4 @@
-"""A ZooKeeper session on the event loop. Only this module uses kazoo.
+"""A ZooKeeper session on the event loop. Only this module imports kazoo.
 
 kazoo's threads reach the loop through one bridge, which coalesces wake-ups.
 """
@@ -18,6 +18,7 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState
 from kazoo.security import make_digest_acl
 
+from delivery.leadership.kazoo_internals import ping_only_when, report_timeout
 from rooms.backend_urls import ZooKeeperUrl
 from rooms.errors import ElectionUnavailableError
 
@@ -135,9 +136,11 @@ class ZooKeeperSession:
             default_acl=[make_digest_acl(url.user, url.password, all=True)] if url.user else None,
         )
         self._client.add_listener(self._on_state)
-        self._capture_negotiated_timeout()
+        report_timeout(self._client, self._set_timeout)
         if keep_alive_by_requests:
-            self._ping_only_with_requests()
+            # kazoo's thread would keep the session of a loop that hangs alive for ever, with all
+            # its holds. While a request waits, the ping finds out whether the server answers.
+            ping_only_when(self._client, lambda: bool(self._pending_requests))
 
     def start(self) -> None:
         """Connect in the background, and again whenever the connection is lost."""
@@ -318,27 +321,6 @@ class ZooKeeperSession:
         self._on_lost()
         self._events.set()
 
-    def _capture_negotiated_timeout(self) -> None:
-        # kazoo does not expose the negotiated timeout; it returns two thirds of it here, in
-        # milliseconds.
-        connection = self._client._connection  # noqa: SLF001 - see above; a test compares it with a server's
-        connect = connection._connect  # noqa: SLF001
-
-        def connect_and_capture(*arguments: Any) -> Any:
-            read_ms, connect_ms = connect(*arguments)
-            self.timeout_s = read_ms * 1.5 / 1000
-            return read_ms, connect_ms
-
-        connection._connect = connect_and_capture  # noqa: SLF001
-
-    def _ping_only_with_requests(self) -> None:
-        # kazoo's thread would keep the session of a loop that hangs alive for ever, with all its
-        # holds. While a request waits, the ping finds out whether the server answers at all.
-        connection = self._client._connection  # noqa: SLF001 - see above; a test hangs a loop
-        ping = connection._send_ping  # noqa: SLF001
-
-        def send(*arguments: Any) -> None:
-            if self._pending_requests:
-                ping(*arguments)
-
-        connection._send_ping = send  # noqa: SLF001
+    def _set_timeout(self, timeout_s: float) -> None:
+        # On kazoo's thread.
+        self.timeout_s = timeout_s

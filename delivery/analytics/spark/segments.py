@@ -30,6 +30,7 @@ from delivery.analytics.sealing.files import (
 )
 from delivery.analytics.sealing.layout import LOG_VERSION, NEVER_NULL, SEGMENT_COLUMNS, ddl, part_of
 from delivery.analytics.sealing.manifest import WriterRange
+from delivery.analytics.spark.spark_internals import hadoop_configuration, jvm_of
 from rooms.domain.state_machine import LogKind
 
 
@@ -37,12 +38,11 @@ class HadoopFiles:
     """The file system under one address (a URI or a local path). It needs no rename."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        jvm: Any = spark._jvm  # noqa: SLF001 - the JVM's file system is the one that Spark's readers use
-        self._jvm = jvm
-        jsc: Any = spark._jsc  # noqa: SLF001 - as above
+        # The JVM's file system is the one that Spark's readers use.
+        self._jvm = jvm_of(spark)
         self._path_class = self._jvm.org.apache.hadoop.fs.Path
         path = self._path_class(root)
-        self._system = path.getFileSystem(jsc.hadoopConfiguration())
+        self._system = path.getFileSystem(hadoop_configuration(spark))
         self.root: str = self._system.makeQualified(path).toString()
 
     @property

@@ -17,15 +17,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from py4j.java_gateway import java_import
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
 from delivery.analytics.runs.errors import AnalysisError, NoJavaError, SparkFailedError
+from delivery.analytics.spark.spark_internals import (
+    ensure_java,
+    import_java,
+    java_is_started,
+    start_java,
+    use_java,
+)
 
 _JAVA_SHIM: Final = """#!/bin/sh
 # Spark requires a module that this runtime does not include.
@@ -162,9 +167,9 @@ def spark_session(
         options = java_options(os.environ)
         starting = SparkConf().set("spark.driver.defaultJavaOptions", options)
     log = None if "PYSPARK_GATEWAY_PORT" in os.environ else log
-    if log is not None and SparkContext._gateway is None:  # noqa: SLF001 - as below
+    if log is not None and not java_is_started():
         _start_java(starting, log)
-    SparkContext._ensure_initialized(conf=starting)  # noqa: SLF001 - there is no public way
+    ensure_java(starting)
     conf = SparkConf()
     for name, value in _DEFAULTS.items():
         conf.setIfMissing(name, value)
@@ -181,7 +186,7 @@ def spark_session(
         master = conf.get("spark.master", "local[*]")
         raise spark_failure(exc, str(master), None if log is None else str(log)) from exc
     for name in _JAVA_IMPORTS:
-        java_import(session._jvm, name)  # noqa: SLF001 - there is no public way
+        import_java(session, name)
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="first query") as beside:
             if not submitted:
@@ -196,8 +201,7 @@ def _start_java(conf: SparkConf | None, log: Path) -> None:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as file:
-            start: Any = launch_gateway
-            gateway = start(conf, {"stdout": file, "stderr": file})
+            gateway = start_java(conf, file)
     except OSError as exc:
         raise AnalysisError(
             f"the log of Spark cannot be written: {exc.strerror}",
@@ -208,7 +212,7 @@ def _start_java(conf: SparkConf | None, log: Path) -> None:
         raise SparkFailedError(
             "Java did not start", where=str(log), remedy="read this log, or use --debug"
         ) from exc
-    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - there is no public way
+    use_java(gateway)
 
 
 _SEGMENT: Final = re.compile(r"[\w./:%=+-]+\.parquet")

@@ -3,7 +3,6 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
 
 import pytest
 from litestar.dto import AbstractDTO
@@ -14,6 +13,7 @@ from rooms.api.server.fast_protocol import FastProtocol
 from rooms.api.server.uvicorn_internals import ASSUMED, PARSER_METHODS
 from rooms.api.server.uvicorn_server import BoundedServer
 from rooms.api.server.websocket import WebSocket
+from tests.support.assumed_names import is_self, names_of, parameters
 
 MODULE = "rooms/api/server/uvicorn_internals.py"
 
@@ -72,38 +72,6 @@ def test_litestar_asks_a_dto_for_what_the_body_overrides(name: str) -> None:
     )
 
 
-def parameters(function: object) -> list[str]:
-    assert callable(function)
-    return list(inspect.signature(function).parameters)
-
-
-def names_of(kind: type) -> set[str]:
-    """Return the names of a class and those that its methods assign to `self`."""
-    return (
-        set(dir(kind))
-        | {name for parent in kind.__mro__[:-1] for name in _assigned(parent)}
-        | set(getattr(kind, "__dataclass_fields__", ()))
-    )
-
-
-def _assigned(kind: type) -> Iterator[str]:
-    try:
-        source = inspect.getsource(kind)
-    except (OSError, TypeError):
-        return
-    for node in ast.walk(ast.parse(textwrap.dedent(source))):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.ctx, ast.Store)
-            and _is_self(node.value)
-        ):
-            yield node.attr
-
-
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
-
-
 def attributes_of_parser(method: object) -> set[str]:
     """Return the names that a method reads from `self.parser`."""
     assert inspect.isfunction(method)
@@ -113,5 +81,5 @@ def attributes_of_parser(method: object) -> set[str]:
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Attribute)
         and node.value.attr == "parser"
-        and _is_self(node.value.value)
+        and is_self(node.value.value)
     }
