@@ -36,13 +36,14 @@ setup: $(VENV)/.extras ## Make .venv with every extra
 test: setup ## Run the whole test-suite, in WORKERS processes
 	$(PYTEST) -n $(WORKERS) --dist loadfile tests
 
-lint: setup ## ruff, mypy --strict, import-linter, and the checks of prose and of class names
+lint: setup ## ruff, mypy --strict, import-linter, and the checks of prose, class names and commit subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.support.prose
 	$(BIN)/python -m tests.support.class_names
+	$(BIN)/python -m tests.support.commit_subjects
 
 types: setup ## mypy --strict only
 	$(BIN)/mypy
