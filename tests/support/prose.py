@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ("rooms", "delivery", "migrations", "tests", "docs")
 MOST_WORDS = 35
 MOST_PER_THOUSAND = 0.3
+MOST_IN_ENTRY = 160
+"""Characters of an entry of the changelog, without its bullet."""
 
 # A term and what replaces it. Some are wrong in one sense only: their patterns leave the other senses out.
 TERMS = {
@@ -46,6 +48,7 @@ _FORBIDDEN = [
 _IN_NAMES = _FORBIDDEN[:2]
 """Those that names of functions and classes may not have either."""
 _ROWS_ALLOWED = "compatibility.md"
+_CHANGELOG = "CHANGELOG.md"
 _RIDDLE = re.compile(r"\s*(What|Whatever|Who|Whoever|Whose|Whether|How|Why)\b")
 _QUOTED = re.compile(r"``.+?``|`[^`]*`|\"[^\"\n]*(?:\n[^\"\n]*)?\"|“[^”]*”", re.DOTALL)
 _PRAGMA = re.compile(r"#\s*(?:noqa|type:|pragma:|fmt:|ruff:|mypy:)[^#]*")
@@ -236,6 +239,18 @@ def _line_finder(first: int, text: str) -> Callable[[int], int]:
     return lambda offset: first + bisect_right(starts, offset) - 1
 
 
+def check_entries(path: str, source: str) -> Iterator[Finding]:
+    """Yield the entries of a changelog that are too long, or have more than one line."""
+    for number, line in _text_lines(source):
+        length = len(line.removeprefix("- "))
+        if line.startswith("- ") and length > MOST_IN_ENTRY:
+            message = f"an entry of {length} characters: at most {MOST_IN_ENTRY}; split it"
+            yield Finding(path=path, line=number, message=message)
+        elif line.startswith(" ") and line.strip():
+            message = "an entry goes on in a second line: an entry has one"
+            yield Finding(path=path, line=number, message=message)
+
+
 def passages_of(file: Path) -> list[Passage]:
     source = file.read_text()
     return list(python_passages(source) if file.suffix == ".py" else markdown_passages(source))
@@ -302,7 +317,9 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return int(rate > MOST_PER_THOUSAND)
     findings = sorted(
-        finding for file, passages in texts.items() for finding in check(_name(file), passages)
+        finding
+        for file, passages in texts.items()
+        for finding in (*check(_name(file), passages), *_check_lines(file))
     )
     print(*findings, sep="\n" if findings else "")
     if findings:
@@ -311,6 +328,11 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
     return int(bool(findings))
+
+
+def _check_lines(file: Path) -> Iterator[Finding]:
+    if file.name == _CHANGELOG:
+        yield from check_entries(_name(file), file.read_text())
 
 
 def _name(file: Path) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.prose import (
     check,
+    check_entries,
     files_in,
     main,
     markdown_passages,
@@ -130,6 +131,19 @@ def test_front_matter_is_not_prose() -> None:
 
 def test_rows_may_be_named_in_the_table_of_compatibility() -> None:
     assert of_markdown("| row B4 |\n", "docs/compatibility.md") == []
+
+
+def test_an_entry_of_the_changelog_is_one_short_line() -> None:
+    source = f"# Changelog\n\n- {'x' * 160}\n- {'x' * 161}\n- Two\n  lines\n\n{'x' * 161}\n"
+    assert [finding.line for finding in check_entries("CHANGELOG.md", source)] == [4, 6]
+
+
+def test_the_changelog_is_checked_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "CHANGELOG.md").write_text(f"- {'x' * 161}\n")
+    assert main([str(tmp_path)]) == 1
+    assert "CHANGELOG.md:1: an entry of 161 characters" in capsys.readouterr().out
 
 
 def test_a_sentence_ends_at_its_mark_and_not_inside_of_a_number_or_abbreviation() -> None:
