@@ -98,9 +98,10 @@ async def append(connection: AsyncConnection, *entries: JournalEntry) -> None:
 
 
 async def has_entry(connection: AsyncConnection, entry: JournalEntry) -> bool:
-    """Return whether the chain of its organisation has an entry; what is being written is waited for."""
+    """Wait for entries that are being written; return whether its organisation's chain has it."""
     await connection.execute(_LOCK_HEAD, {"organisation_id": entry.organisation_id})
-    # Its time selects partitions and few rows; it is that of this process, before the first attempt.
+    # Its time selects partitions and few rows; it is that of this process, before the first
+    # attempt.
     found = select(journal.c.id).where(
         journal.c.organisation_id == entry.organisation_id,
         journal.c.at == entry.at,

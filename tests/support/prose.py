@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ("rooms", "delivery", "migrations", "tests", "docs")
 MOST_WORDS = 35
 MOST_PER_THOUSAND = 0.3
+MOST_IN_LINE = 100
 MOST_IN_ENTRY = 160
 """Characters of an entry of the changelog, without its bullet."""
 
@@ -52,6 +53,7 @@ _CHANGELOG = "CHANGELOG.md"
 _RIDDLE = re.compile(r"\s*(What|Whatever|Who|Whoever|Whose|Whether|How|Why)\b")
 _QUOTED = re.compile(r"``.+?``|`[^`]*`|\"[^\"\n]*(?:\n[^\"\n]*)?\"|“[^”]*”", re.DOTALL)
 _PRAGMA = re.compile(r"#\s*(?:noqa|type:|pragma:|fmt:|ruff:|mypy:)[^#]*")
+_PRAGMA_AND_REASON = re.compile(r"\s*#\s*(?:noqa|type:|pragma:|fmt:|ruff:|mypy:).*")
 _NAME_WORD = re.compile(r"[A-Z]?[a-z\d]+|[A-Z]+")
 _WORD = re.compile(r"[^\W_](?:[\w'\u2019.,/%-]*\w)?")
 
@@ -251,6 +253,31 @@ def check_entries(path: str, source: str) -> Iterator[Finding]:
             yield Finding(path=path, line=number, message=message)
 
 
+def check_lines(path: str, source: str) -> Iterator[Finding]:
+    """Yield the lines of docstrings and comments that are too long, with the code before them.
+
+    Ruff does not see them in modules in which long lines of SQL are allowed. What follows a pragma
+    does not count.
+    """
+    lines = source.splitlines()
+    numbers = {
+        number
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not _PRAGMA.match(token.string):
+            numbers.add(token.start[0])
+    for number in sorted(numbers):
+        length = len(_PRAGMA_AND_REASON.sub("", lines[number - 1]))
+        if length > MOST_IN_LINE:
+            message = f"a line of {length} characters: at most {MOST_IN_LINE}"
+            yield Finding(path=path, line=number, message=message)
+
+
 def passages_of(file: Path) -> list[Passage]:
     source = file.read_text()
     return list(python_passages(source) if file.suffix == ".py" else markdown_passages(source))
@@ -331,8 +358,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_lines(file: Path) -> Iterator[Finding]:
+    name = _name(file)
     if file.name == _CHANGELOG:
-        yield from check_entries(_name(file), file.read_text())
+        yield from check_entries(name, file.read_text())
+    elif file.suffix == ".py" and not name.startswith("tests/"):
+        yield from check_lines(name, file.read_text())
 
 
 def _name(file: Path) -> str:

@@ -23,7 +23,7 @@ MAX_SCHEDULES: Final = 1000
 """The most schedules of an organisation."""
 _MAX_DUE: Final = 200
 _MAX_READ: Final = 2000
-"""Due schedules among which organisations take turns. Of more, the next call looks at the others."""
+"""Due schedules among which organisations take turns; the next call looks at further ones."""
 _ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED_STATUSES))
 _CLAIM_DUE: Final = text(f"""
 WITH looked_at AS MATERIALIZED (

@@ -253,8 +253,8 @@ MAX_ERROR_LENGTH: Final = 1000
 
 MAX_FETCHED: Final = 1200
 """The most jobs of a kind and an organisation that are read at a time."""
-# The organisations with open jobs of a kind are looked up one by one, each by its first entry of the
-# index. It has no id, or statements for one job would read all of it.
+# The organisations with open jobs of a kind are looked up one by one, each by its first entry of
+# the index. It has no id, or statements for one job would read all of it.
 _ALL_KINDS: Final = word_array(sorted(JobKind))
 _FETCH_OPEN: Final = """
 WITH RECURSIVE o (kind, id) AS (
@@ -354,9 +354,9 @@ class JobQueue:
     async def fetch_open(self, kinds: Iterable[JobKind]) -> list[OpenJob]:
         """Return the jobs of these kinds that are queued or running, the oldest first.
 
-        Those that are snoozed are left out, and of a kind and an organisation those after `max_fetched`.
-        Many tasks ask often, mostly for nothing. So one statement answers all that find no job
-        within `memory_s`.
+        Those that are snoozed are left out, and of a kind and an organisation those after
+        `max_fetched`. Many tasks ask often, mostly for nothing. So one statement answers all that
+        find no job within `memory_s`.
         """
         if self._memory_s:
             now_s = asyncio.get_running_loop().time()
@@ -447,7 +447,7 @@ class JobQueue:
         await self._update(job, JobState.DONE)
 
     async def snooze_job(self, job: OpenJob, seconds: float, *, error: str | None = None) -> None:
-        """Let the job be open, but not be fetched for so long. `error`: why its last step failed."""
+        """Keep the job open, but unfetched for so long. `error`: why its last step failed."""
         error = None if error is None else _storable(error)
         await self._writer.run(_SNOOZE, {"id": job.id, "seconds": seconds, "error": error})
 

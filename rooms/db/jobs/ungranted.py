@@ -1,4 +1,4 @@
-"""Cancel unfinished deliveries of event types that a subscription's grants do not cover any more."""
+"""Cancel unfinished deliveries of event types that a subscription's grants no longer cover."""
 
 # ruff: noqa: E501 - SQL statements keep their lines
 

@@ -155,7 +155,7 @@ _ORPHANS_COLUMN: Final = _ROW_OFFSET + 3
 
 @dataclass(frozen=True, slots=True)
 class AcquireRequest:
-    """Request at most so many messages of a queue, each leased for so many ms to a consumer's key."""
+    """Request at most so many messages of a queue, leased for so many ms to a consumer's key."""
 
     target: PackedTarget
     limit: int

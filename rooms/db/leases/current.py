@@ -22,8 +22,8 @@ SELECT l.id::text, l.generation FROM (
     SELECT l.* FROM leases l WHERE l.room_id = :room LIMIT :most
 ) l WHERE l.subscription_id = CAST(:subscription AS uuid) AND l.until > now() ORDER BY l.until, l.id LIMIT 1
 """)
-# By the index of leases with a holder. The sign leaves the primary key out, by which those of others
-# in the room would be read.
+# By the index of leases with a holder. The sign leaves the primary key out, by which those of
+# others in the room would be read.
 _TAKE_HELD: Final = text("""
 UPDATE leases l SET holder = NULL
 WHERE l.subscription_id = CAST(:subscription AS uuid) AND l.holder = :holder AND -l.room_id = -CAST(:room AS int4)

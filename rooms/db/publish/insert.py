@@ -9,8 +9,8 @@ it is used. Else the publish statement writes nothing and returns what was in co
 common case joins nothing, and the rare one costs a second round.
 
 The text of the statement depends on the group: with or without Idempotency-Keys, and with or
-without seldom features. What a publish seldom has (a due time, a business key, a caller's id, chosen
-destinations) is `extended`, and so is a publisher that is not the room's owner or has an
+without seldom features. What a publish seldom has (a due time, a business key, a caller's id,
+chosen destinations) is `extended`, and so is a publisher that is not the room's owner or has an
 application. It has columns of its own behind those of every message, so that a group without it
 runs a statement without them.
 """
@@ -173,8 +173,8 @@ def publish_statement(
 
     `keyed`: with Idempotency-Keys; `relayed`: another broker carries the copies; `ordered`: a
     delivery in it keeps its order behind others; `holding`: a delivery in it is held at once.
-    `holding` is only for groups that are neither extended nor ordered. `tracked`: a room in it asked
-    for the completion of its messages.
+    `holding` is only for groups that are neither extended nor ordered. `tracked`: a room in it
+    asked for the completion of its messages.
 
     Parameters are arrays in the order of PLAN_COLUMNS, MESSAGE_COLUMNS (`extended`:
     EXTENDED_MESSAGE_COLUMNS), DELIVERY_COLUMNS (`ordered` or `holding`: HELD_LOG_COLUMNS;

@@ -87,7 +87,7 @@ class VersionRecord(msgspec.Struct, frozen=True):
 
 
 class PublishGrantRecord(msgspec.Struct, frozen=True):
-    """Read a grant to publish. `organisation_id` None: every organisation; times in epoch milliseconds."""
+    """Read a grant to publish, times in epoch ms. `organisation_id` None: every organisation."""
 
     organisation_id: OrganisationId | None
     event_types: tuple[str, ...] | None

@@ -65,7 +65,7 @@ class Owners:
         return self.rooms.get(RoomId(room))
 
     def of_subscription(self, identity: str) -> OrganisationId | None:
-        """Return the subscriber; None: the room is gone, or the subscription and its organisation."""
+        """Return the subscriber; None: the room, or subscription and organisation, are gone."""
         return self.subscribers.get(SubscriptionId(identity))
 
     def is_guest(self, identity: str) -> bool:

@@ -86,7 +86,8 @@ class DeliveryRecord:
 class Redelivery:
     """Hold the state before and after sending a delivery again (`after` None: it stayed).
 
-    `withdrawn`, `not_due`, `not_granted`: why a subscriber in another organisation's room may not have it.
+    `withdrawn`, `not_due`, `not_granted`: why a subscriber in another organisation's room may not
+    have it.
     """
 
     before: State
@@ -160,7 +161,7 @@ async def find_delivery(
 async def deliveries_of_message(
     connection: AsyncConnection, view: MessageView, *, after: str | None, limit: int
 ) -> Sequence[DeliveryRecord]:
-    """Return the deliveries of a message that a principal may know of, in the order of their ids."""
+    """Return the deliveries of a message that a principal may know of, ordered by id."""
     room = view.scope.room.id
     statement = (
         _select(room, due_only=False)
@@ -240,7 +241,8 @@ def _delivery(row: RowMapping) -> DeliveryRecord:
     )
 
 
-# What it took formerly is cancelled if the grant for it ends before it is delivered; else it is not.
+# What it took formerly is cancelled if the grant for it ends before it is delivered; else it is
+# not.
 _TAKES: Final = f"""(s.event_types IS NULL OR {
     matches_patterns(
         "m.event_type",

@@ -39,10 +39,11 @@ MAX_DELIVERIES_SCANNED: Final = 1000
 """The last success of a subscription is searched among so many of its newest deliveries."""
 
 # Each subscription costs a look into the indexes of `sidelined` and `held` (where there are many,
-# only each with a symptom: `_SYMPTOMS`), and each room a scan of its part of the outbox. Each listed subscription costs a read of its newest deliveries. `w`: what
-# is due or retried; ids give the time of the publish. `k`: deliveries that a slow endpoint's lane
-# had no room for are held, released and held again, so the time of their publish says how long they
-# wait. The index of `held` is by priority, so the oldest is among the oldest of each.
+# only each with a symptom: `_SYMPTOMS`), and each room a scan of its part of the outbox. Each
+# listed subscription costs a read of its newest deliveries. `w`: what is due or retried; ids give
+# the time of the publish. `k`: deliveries that a slow endpoint's lane had no room for are held,
+# released and held again, so the time of their publish says how long they wait. The index of `held`
+# is by priority, so the oldest is among the oldest of each.
 _STATEMENT: Final = f"""
 WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
     SELECT s.room_id, r.name AS room, s.id, s.name, s.type, s.push_url, s.status, s.status_since, s.status_reason,

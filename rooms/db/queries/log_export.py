@@ -6,7 +6,8 @@ change. An **export range** is a range of transactions [first, end) below that i
 before its rows are read, and sealed when they are safe elsewhere. The next range begins where it
 ended. A process that dies in between leaves a range that is read again, with the same rows.
 
-A log that was restored into another server is exported first, in ranges of its own (`restored_log`).
+A log that was restored into another server is exported first, in ranges of its own
+(`restored_log`).
 
 Rows of a range are found by `log_entries_xid`, a BRIN index. The log is only appended to, so the
 index costs a few bytes a megabyte, and blocks that it does not summarize yet are always read
@@ -240,7 +241,8 @@ class ExportConnection:
                     return _range_from_row(found, started=True)
                 self._open_connection.execute("DELETE FROM log_exports WHERE id = %s", (found[0],))
             last = self._value(_LAST_XID, self.destination, self.system)
-            # To look for restored rows reads what the index does not summarize yet, so not each time.
+            # To look for restored rows reads what the index does not summarize yet, so not each
+            # time.
             if last is None or self._searched != self.system:
                 if (restored := self._restored_range(max_transactions)) is not None:
                     return restored

@@ -132,7 +132,7 @@ class QueuedDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueScan:
-    """Hold deliveries with their positions, and where the next statement goes on (None: nowhere)."""
+    """Hold deliveries with their positions, and where the next statement goes on, if it does."""
 
     found: Sequence[tuple[QueuedDelivery, str]]
     further: str | None = None

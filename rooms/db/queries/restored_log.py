@@ -20,7 +20,7 @@ from typing import Final
 _XID: Final = "(xid::text::bigint)"
 _SUFFIX: Final = "/restored"
 NEXT_XID: Final = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)"
-"""The first id that is not given yet; as a subquery, which is evaluated once and not for each row."""
+"""The first id that is not given yet; a subquery, so it is evaluated once and not for each row."""
 _SYSTEM: Final = f"(SELECT system_identifier::text || '{_SUFFIX}' FROM pg_control_system())"  # noqa: S608 - a constant of this module
 _MAX_XID: Final = 1 << 62
 """Above every id of a transaction; twice as many are a bigint."""

@@ -1,7 +1,8 @@
-"""Find resources by a part of their name, and messages by a key, each by a bounded read of an index.
+"""Find resources by a part of their name, and messages by a key, by bounded reads of an index.
 
-What these statements return are candidates: rooms in which the organisation has a part, and ids that
-the caller of this module reads again as the principal, by the functions that decide what it sees.
+What these statements return are candidates: rooms in which the organisation has a part, and ids
+that the caller of this module reads again as the principal, by the functions that decide what it
+sees.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines

@@ -53,8 +53,8 @@ _QUEUES: Final = text("""
         coalesce(extract(epoch FROM now() - min(due_at) FILTER (WHERE due_at <= now())), 0) AS oldest_s
     FROM (SELECT kind, abandoned, due_at, claimed_until FROM outbox LIMIT :read) o GROUP BY kind
 """)
-# By the indexes of what workers and the relay claim, and of 1,000 subscriptions what polls take: the
-# oldest row may be beyond those read above.
+# By the indexes of what workers and the relay claim, and of 1,000 subscriptions what polls take:
+# the oldest row may be beyond those read above.
 _OLDEST: Final = text(f"""
     WITH RECURSIVE polled (id) AS (
         (SELECT subscription_id FROM outbox WHERE kind = 1 ORDER BY subscription_id LIMIT 1)

@@ -148,8 +148,8 @@ _LIST_ACTIVE_KEYS: Final = text(f"""
 class OrderingKeyStatus:
     """Describe an ordering key and its head.
 
-    `since` refers to the head, `waiting` counts up to 10,000; in a room of another organisation what
-    is known among the next 1,000.
+    `since` refers to the head, `waiting` counts up to 10,000; in a room of another organisation
+    what is known among the next 1,000.
     """
 
     ordering_key: str

@@ -1,4 +1,4 @@
-"""Read what distinguishes deliveries from those of plain messages, for the claims of push and relay.
+"""Read what deliveries have beside those of plain messages, for the claims of push and relay.
 
 A claim reads it with the message, as one column that is null for plain messages. Sequence numbers
 are in the rows of deliveries, which no claim opens. So another statement reads them, and only where

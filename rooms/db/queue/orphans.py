@@ -160,10 +160,10 @@ def _valid_sequence(sequence: int | None) -> int | None:
 async def create_orphan_rows(writer: LogWriter, tasks: Sequence[DeliveryTask]) -> tuple[int, int]:
     """Create rows for copies whose deliveries have none.
 
-    They are sidelined, with their message if that is gone too, under the keys and the sequence number
-    that the copy names. Return how many deliveries were
-    made, and for how many none was, because their subscription is gone or they had ended. Durable
-    when it returns. Errors: those of `LogWriter.run`.
+    They are sidelined, with their message if that is gone too, under the keys and the sequence
+    number that the copy names. Return how many deliveries were made, and for how many none was,
+    because their subscription is gone or they had ended. Durable when it returns. Errors: those of
+    `LogWriter.run`.
     """
     # Of several versions of a delivery the last one is right.
     last = {

@@ -279,9 +279,9 @@ class RelayOutbox:
 
         What is due comes first, by priority and due time, then what is due later. `watermarks_us`:
         for priorities from 9 down to 0, due times (epoch microseconds) below which the scan need
-        not begin; `dead_relays`: relays whose claims do not count; `excluded_organisations`:
-        owners of subscriptions to skip; `excluded_subscriptions`: further ones; `with_owners`: name the owners of what was taken, as a full
-        claim always does. Expiry is by PostgreSQL's clock.
+        not begin; `dead_relays`: relays whose claims do not count; `excluded_organisations`: owners
+        of subscriptions to skip; `excluded_subscriptions`: further ones; `with_owners`: name the
+        owners of what was taken, as a full claim always does. Expiry is by PostgreSQL's clock.
         """
         others = (
             {

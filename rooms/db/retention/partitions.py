@@ -33,7 +33,8 @@ STORAGE_OPTIONS: Final = {
     "deliveries": f"WITH (fillfactor = 50, {_AUTOVACUUM})",
     "log_entries": f"WITH ({_AUTOVACUUM})",
 }
-# A partition is created while every publish waits for its lock. So it is requested for a short time.
+# A partition is created while every publish waits for its lock. So it is requested for a short
+# time.
 SHORT_LOCKS: Final = (
     text("SET LOCAL lock_timeout = '300ms'"),
     text("SET LOCAL statement_timeout = '2s'"),

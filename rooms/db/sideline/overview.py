@@ -30,9 +30,9 @@ _OWN: Final = f"""own AS MATERIALIZED (
         AND (CAST(:before AS uuid) IS NULL OR s.id < CAST(:before AS uuid))
         ORDER BY s.id DESC LIMIT :scanned) s
 )"""  # noqa: S608 - constants of this package
-# A window of subscriptions of all organisations that have something sidelined, from one entry of the
-# index of `sidelined` to that of the next subscription: for an organisation with many, most of which
-# have nothing.
+# A window of subscriptions of all organisations that have something sidelined, from one entry of
+# the index of `sidelined` to that of the next subscription: for an organisation with many, most of
+# which have nothing.
 _ANY: Final = f"""walk(id, n) AS (
     (SELECT t.subscription_id, 1 FROM sidelined t
         WHERE t.subscription_id < coalesce(CAST(:before AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff') ORDER BY t.subscription_id DESC LIMIT 1)

@@ -63,8 +63,8 @@ _NEXT_XID: Final = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::b
 _HAS_ROWS: Final = text(f"""
 SELECT EXISTS (SELECT FROM log_entries WHERE {_XID} >= :first AND {_XID} < :end)
 """)  # noqa: S608 - constants of this package
-# The index of transactions finds the rows. Every other plan would read whole days. The planner takes
-# them for few, and would sort them where hashing is meant.
+# The index of transactions finds the rows. Every other plan would read whole days. The planner
+# takes them for few, and would sort them where hashing is meant.
 _PLAN_SETTINGS: Final = text("""
 SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
     set_config('max_parallel_workers_per_gather', '0', true), set_config('synchronous_commit', 'off', true),
@@ -86,7 +86,8 @@ _OF_BOTH: Final = (
 )
 
 
-# Most installations have no message with either, and then none is looked up. Partial indexes show that.
+# Most installations have no message with either, and then none is looked up. Partial indexes show
+# that.
 _ANY_NAMED: Final = (
     "SELECT EXISTS (SELECT FROM messages WHERE publisher_organisation_id IS NOT NULL)"
     " OR EXISTS (SELECT FROM messages WHERE application IS NOT NULL)"
@@ -95,15 +96,15 @@ _ANY_NAMED: Final = (
 _NAME: Final = """CASE WHEN kind = 'published' THEN (
             SELECT concat(publisher_organisation_id, ':', application) FROM messages m WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
         ) END"""
-# `enqueued` has 36 bytes for each delivery, of which the first 16 are the subscription. Publishes to
-# the same subscriptions are one group, which is taken apart once.
+# `enqueued` has 36 bytes for each delivery, of which the first 16 are the subscription. Publishes
+# to the same subscriptions are one group, which is taken apart once.
 _RECIPIENTS: Final = """CASE WHEN octet_length(enqueued) = 36 THEN substr(enqueued, 1, 16) WHEN enqueued IS NOT NULL THEN (
             SELECT string_agg(substr(l.enqueued, 36 * i - 35, 16), '') FROM generate_series(1, octet_length(l.enqueued) / 36) i
         ) END"""
 
 
-# What was not due when it was published or replayed, and what ended without an attempt, which may have been
-# before it was due: a subscriber in another organisation's room may not know of it.
+# What was not due when it was published or replayed, and what ended without an attempt, which may
+# have been before it was due: a subscriber in another organisation's room may not know of it.
 _IS_UNSEEN: Final = """CASE WHEN kind IN ('cancelled', 'expired') THEN coalesce(attempt, 0) = 0
             ELSE coalesce(delay_ms, 0) > 0 AND (enqueued IS NOT NULL OR kind = 'replayed') END"""
 _IS_GUEST: Final = "u.organisation_id <> r.organisation_id"

@@ -69,8 +69,8 @@ class UsageQuery:
 
     `organisation`: whose; None: all. `viewer`: the organisation that asks, which reads the names of
     the rooms that it may read; None: the platform, which reads all. Hours begin in [since, until).
-    `application`: only rows of this one; None: all. `own_alone`: without what other organisations do
-    in rooms of `organisation`.
+    `application`: only rows of this one; None: all. `own_alone`: without what other organisations
+    do in rooms of `organisation`.
     """
 
     organisation: OrganisationId | None

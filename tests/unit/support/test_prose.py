@@ -7,6 +7,7 @@ import pytest
 from tests.support.prose import (
     check,
     check_entries,
+    check_lines,
     files_in,
     main,
     markdown_passages,
@@ -136,6 +137,27 @@ def test_rows_may_be_named_in_the_table_of_compatibility() -> None:
 def test_an_entry_of_the_changelog_is_one_short_line() -> None:
     source = f"# Changelog\n\n- {'x' * 160}\n- {'x' * 161}\n- Two\n  lines\n\n{'x' * 161}\n"
     assert [finding.line for finding in check_entries("CHANGELOG.md", source)] == [4, 6]
+
+
+def test_lines_of_docstrings_and_comments_are_short_and_those_of_sql_need_not_be() -> None:
+    long = "x" * 99
+    source = "\n".join(
+        [
+            f'"""Return {long}.',
+            "",
+            f"{long}x",
+            f"{long}xx",
+            '"""',
+            f'sql = """{long}"""  # noqa: E501 - SQL',
+            f"y = 1  # {long}",
+            f"# {long}",
+            f"# type: {long}",
+            'z = """',
+            f"# {long}",
+            '"""',
+        ]
+    )
+    assert [finding.line for finding in check_lines("a.py", source)] == [1, 4, 7, 8]
 
 
 def test_the_changelog_is_checked_by_the_command(
