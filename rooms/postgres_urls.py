@@ -47,7 +47,7 @@ def parse_postgres_url(url: str) -> dict[str, str]:
     return parameters
 
 
-def format_postgres_url(parameters: Mapping[str, str], scheme: str = "postgresql") -> str:
+def format_postgres_url(parameters: Mapping[str, str]) -> str:
     """Return a URL that every parser reads as these parameters."""
     others = dict(parameters)
     user, password = others.pop("user", ""), others.pop("password", None)
@@ -59,7 +59,7 @@ def format_postgres_url(parameters: Mapping[str, str], scheme: str = "postgresql
     path = quote(others.pop("dbname", ""), safe="")
     query = "&".join(f"{key}={quote(value, safe='')}" for key, value in others.items())
     address = f"{f'{login}@' if login else ''}{node}/{path}"
-    return f"{scheme}://{address}{f'?{query}' if query else ''}"
+    return f"postgresql://{address}{f'?{query}' if query else ''}"
 
 
 def _split(rest: str) -> tuple[dict[str, str], str, str]:

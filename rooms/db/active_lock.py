@@ -14,13 +14,11 @@ from rooms.db.connection import CONNECTION_LOST, Connection, connect
 from rooms.errors import StorageUnavailableError
 
 _LOCK_KEY: Final = 0x726F6F6F
-TAKEOVER_S: Final = 5.0
-"""The time within which a standby takes over from a process that hangs. The documentation promises
-it.
-"""
 SESSION_TIMEOUT_S: Final = 3.0
-"""The server ends a session that was silent for so long. The rest of `TAKEOVER_S` is for the start
-of the successor.
+"""The server ends a session that was silent for so long.
+
+The documentation promises that a standby takes over from a process that hangs within 5 s; the rest
+is for the start of the successor.
 """
 PING_S: Final = 0.5
 TRY_S: Final = 0.25

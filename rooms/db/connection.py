@@ -70,11 +70,6 @@ MAX_TRIES: Final = 5
 """Times that a part of an answer is read: less than a minute, after which proxies give up."""
 
 
-def sqlalchemy_url(url: str) -> str:
-    """Return `postgresql://…` with the name of SQLAlchemy's psycopg dialect."""
-    return format_postgres_url(parse_postgres_url(url), "postgresql+psycopg")
-
-
 def psycopg_url(url: str) -> str:
     """Return `postgresql://…` as libpq reads it."""
     return format_postgres_url(parse_postgres_url(url))

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 
-from rooms.db.connection import open_connection, sqlalchemy_url
+from rooms.db.connection import open_connection
 from rooms.local import (
     EmbeddedPostgres,
     InitialisationError,
@@ -26,6 +26,7 @@ from rooms.local import (
 from rooms.local.run_as import RunAs, RunAsMethod
 from tests.faults.supervisor_stage import PATIENCE_S, Stage, line_of, staged, until
 from tests.support.local_servers import temporary_postgres
+from tests.support.sqlalchemy_urls import sqlalchemy_url
 
 linux_only = pytest.mark.skipif(
     sys.platform != "linux", reason="needs /proc and the kernel's death signal"

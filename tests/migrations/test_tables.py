@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import Column, create_engine, inspect
 from sqlalchemy.dialects import postgresql
 
-from rooms.db.connection import sqlalchemy_url
 from rooms.db.tables import metadata
+from tests.support.sqlalchemy_urls import sqlalchemy_url
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 

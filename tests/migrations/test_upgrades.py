@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import create_engine
 
 import migrations
-from rooms.db.connection import sqlalchemy_url
 from rooms.db.secrets import Cipher
+from tests.support.sqlalchemy_urls import sqlalchemy_url
 
 OWN, TENANT = (f"00000000-0000-7000-8000-00000000000{number}" for number in "ab")
 KEYS = {

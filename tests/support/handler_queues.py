@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.handlers.api import Handlers, Message
@@ -21,6 +21,7 @@ from rooms.clock import SystemClock
 from rooms.db.catalog.handler_queues import create_queue, find_queue, update_queue
 from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.jobs import JobQueue
+from rooms.db.tables.magazines import queues
 from rooms.db.writer import LogWriter
 from rooms.domain.handler_queue import HandlerQueue, QueueSettings
 from rooms.domain.ids import OrganisationId
@@ -205,3 +206,12 @@ def crew_of(
     handlers.on(queue.name, **more)(call)
     (handler,) = handlers
     return ConsumerPool(queue, handler, pair, desk.clock, desk.metrics, poll_s=0.05)
+
+
+async def list_deleting(engine: AsyncEngine) -> Sequence[str]:
+    """Return the queues whose deletion has begun, by their name in the store."""
+    async with transaction(engine) as connection:
+        rows = await connection.execute(
+            select(queues.c.name).where(queues.c.deleting).order_by(queues.c.name)
+        )
+        return [row[0] for row in rows]

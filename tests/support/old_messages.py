@@ -8,11 +8,11 @@ from typing import Any, Final
 from sqlalchemy import create_engine
 
 from rooms.clock import SystemClock
-from rooms.db.connection import sqlalchemy_url
 from rooms.db.retention.partitions import ensure_partitions
 from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId, room_of
 from rooms.domain.state_machine import State
 from tests.support.installation import Installation
+from tests.support.sqlalchemy_urls import sqlalchemy_url
 
 DAY: Final = datetime(2020, 3, 10, 12, tzinfo=UTC)
 NOW: Final = datetime(2020, 5, 1, tzinfo=UTC)

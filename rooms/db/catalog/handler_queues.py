@@ -218,17 +218,8 @@ async def mark_deleting(
     return (await connection.execute(statement.returning(queues.c.name))).first() is not None
 
 
-async def list_deleting(engine: AsyncEngine) -> Sequence[str]:
-    """Return the queues whose deletion has begun, by their name in the store."""
-    async with transaction(engine) as connection:
-        rows = await connection.execute(
-            select(queues.c.name).where(queues.c.deleting).order_by(queues.c.name)
-        )
-        return [row[0] for row in rows]
-
-
 async def list_interrupted_deletions(engine: AsyncEngine) -> Sequence[str]:
-    """Return those of `list_deleting` that no open job deletes: theirs has failed, or is gone."""
+    """Return the queues in deletion that no open job deletes: theirs has failed, or is gone."""
     arguments = jobs.c.arguments
     # Jobs of earlier versions have only one name.
     deleted = func.coalesce(arguments["store_name"].astext, arguments["queue"].astext)

@@ -6,8 +6,9 @@ from sqlalchemy.dialects.postgresql import psycopg as driver
 from sqlalchemy.engine import make_url
 
 from rooms.backend_urls import BackendUrlError
-from rooms.db.connection import connect_arguments, psycopg_url, sqlalchemy_url
+from rooms.db.connection import connect_arguments, psycopg_url
 from rooms.postgres_urls import parse_postgres_url
+from tests.support.sqlalchemy_urls import sqlalchemy_url
 
 _VALID = {
     "postgresql://": {},

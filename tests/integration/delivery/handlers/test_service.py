@@ -38,7 +38,6 @@ from rooms.db.catalog.handler_queues import (
     clear_one_shot_shovel,
     create_queue,
     find_queue,
-    list_deleting,
     mark_deleting,
     queues_to_serve,
 )
@@ -70,6 +69,7 @@ from tests.support.handler_queues import (
     all_of,
     crew_of,
     desk,
+    list_deleting,
     messages,
 )
 from tests.support.installation import until

@@ -28,7 +28,7 @@ from delivery.analytics.sealing.files import LocalFiles
 from delivery.analytics.sealing.layout import part_of
 from delivery.analytics.sealing.manifest import WriterRange, parse_manifest
 from delivery.analytics.sealing.seal import describe
-from rooms.db.connection import psycopg_url, sqlalchemy_url
+from rooms.db.connection import psycopg_url
 from rooms.db.queries.log_export import EXPORT_LOCK, ExportConnection, ExportRange
 from rooms.db.retention.partitions import ensure_partitions
 from rooms.errors import StorageUnavailableError
@@ -44,6 +44,7 @@ from tests.support.exported_log import (
     written,
 )
 from tests.support.installation import until
+from tests.support.sqlalchemy_urls import sqlalchemy_url
 
 PUBLISHER = ("publisher_id", "publisher_organisation_id", "application")
 JOINED = {*PUBLISHER, "worker_version"}

@@ -11,13 +11,13 @@ from alembic.config import Config
 from sqlalchemy import create_engine
 
 import migrations
-from rooms.db.connection import sqlalchemy_url
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.state_machine import State
 from tests.support.installation import Installation
 from tests.support.publisher import House, open_desk
 from tests.support.push_worker import OK
+from tests.support.sqlalchemy_urls import sqlalchemy_url
 
 BODY = b'{"event_type":"order.created","payload":1}'
 NAMED = "SELECT relname FROM pg_class WHERE relname LIKE %s AND relkind IN ('r', 'p', 'i', 'I') ORDER BY 1"

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance import cleanup
 from delivery.maintenance.cleanup import create_partitions_ahead
-from rooms.db.connection import open_engine, sqlalchemy_url
+from rooms.db.connection import open_engine
 from rooms.db.retention import partitions as storage
 from rooms.db.retention.partitions import (
     add_exclusion,
@@ -25,6 +25,7 @@ from rooms.domain.ids import first_id
 from rooms.domain.state_machine import State
 from tests.support.installation import Installation
 from tests.support.old_messages import At, write
+from tests.support.sqlalchemy_urls import sqlalchemy_url
 
 TODAY: Final = datetime(2031, 5, 10, 12, tzinfo=UTC)
 """So far on that nothing is made of it by the schema."""
