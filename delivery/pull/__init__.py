@@ -16,7 +16,6 @@
     open_queues.py      how many of them are open
     selective.py        leases by selector, and outdated copies that they leave in a broker
     leases.py           ack, nack and extend; acks that arrive together share a statement
-    lease_statements.py statements about leases in turns of organisations
     stream.py           one client's consumers under one credit, and reading without leases
     streams.py          all streams of a process
 

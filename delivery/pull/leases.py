@@ -13,12 +13,11 @@ from enum import StrEnum
 from typing import Final, Generic, Self, TypeVar
 from uuid import UUID
 
-from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.requests import Lease
 from delivery.pull.target import PullTarget, access_error
 from rooms.db.leases.ack import ack
 from rooms.db.leases.acquire import SubscriptionAccess
-from rooms.db.leases.release import UnsettledDelivery
+from rooms.db.leases.release import LeaseQueries, UnsettledDelivery
 from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, SubscriptionId
@@ -168,7 +167,7 @@ class LeaseService:
         self,
         *,
         ack_writer: LogWriter,
-        lease_store: LeaseStatements,
+        lease_store: LeaseQueries,
         on_next_released: Callable[[SubscriptionId], None] | None = None,
     ) -> None:
         """Call `on_next_released` for subscriptions in which an ack released a next message."""
@@ -212,7 +211,9 @@ class LeaseService:
 
         async def give_back(pending: Sequence[Lease]) -> tuple[SubscriptionAccess, frozenset[int]]:
             nonlocal any_queued
-            access, updated, queued = await self._lease_store.nack(key, pending, delay_ms=delay_ms)
+            access, updated, queued = await self._lease_store.nack(
+                key.room, key.subscription, key.organisation, pending, delay_ms=delay_ms
+            )
             any_queued |= queued
             return access, updated
 
@@ -226,7 +227,9 @@ class LeaseService:
         """Set leases to end `lease_ms` from now, later or sooner than before."""
 
         async def extend(pending: Sequence[Lease]) -> tuple[SubscriptionAccess, frozenset[int]]:
-            return await self._lease_store.extend(key, pending, lease_ms=lease_ms)
+            return await self._lease_store.extend(
+                key.room, key.subscription, key.organisation, pending, lease_ms=lease_ms
+            )
 
         return await self._settle(key, leases, LeaseStatus.EXTENDED, _update_leases(key, extend))
 

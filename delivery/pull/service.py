@@ -11,7 +11,6 @@ from delivery.pull.access import AccessMonitor, CheckKeys, Loss
 from delivery.pull.broker_source import BrokerSource
 from delivery.pull.consumer_limit import MAX_CONSUMERS, ConsumerLimit
 from delivery.pull.dispatch import ConsumerState
-from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
 from delivery.pull.open_queues import MAX_OPEN_QUEUES, OpenQueues
 from delivery.pull.postgres_source import LeaseSource, Notify, PostgresSource
@@ -91,7 +90,7 @@ class PullService:
         make_source: Callable[[Notify], LeaseSource],
         max_in_flight: int,
         lease_service: LeaseService,
-        lease_store: LeaseStatements,
+        lease_store: LeaseQueries,
         metrics: Metrics,
         on_requeued: Callable[[SubscriptionId], None],
         selective_leaser: SelectiveLeaser,
@@ -276,7 +275,7 @@ class PullService:
         try:
             return read(body)
         except PermanentError:
-            access = await self._lease_store.access(key)
+            access = await self._lease_store.access(key.room, key.subscription, key.organisation)
             if (error := access_error(access, key)) is not None:
                 raise error from None
             raise
@@ -361,7 +360,7 @@ class PullService:
     ) -> None:
         leases = [row[:2] for row in rows]
         try:
-            await end(key, leases)
+            await end(key.room, key.subscription, key.organisation, leases)
         except RoomsError as exc:
             OUTAGES.record_failure(exc, _RETURN_OUTAGE, count=len(leases))
         else:
@@ -439,8 +438,7 @@ async def open_pull_service(
         )
         for writer in (*lease_writers, ack_writer, update_writer, query_writer, access_writer):
             stack.push_async_callback(writer.close)
-        lease_queries = LeaseQueries(update_writer)
-        lease_store = LeaseStatements(lease_queries)
+        lease_store = LeaseQueries(update_writer)
         stack.push_async_callback(lease_store.close)
         lease_service = await stack.enter_async_context(
             LeaseService(
@@ -452,7 +450,7 @@ async def open_pull_service(
 
         def make_source(notify: Notify) -> LeaseSource:
             if broker is None:
-                return PostgresSource(lease_writers, lease_queries, notify)
+                return PostgresSource(lease_writers, lease_store, notify)
             return BrokerSource(
                 broker,
                 lease_writers=lease_writers,

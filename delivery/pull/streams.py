@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 
 from delivery.pull.access import AccessMonitor, WatchedConsumer
 from delivery.pull.consumer_limit import ConsumerLimit, stream_weight
-from delivery.pull.lease_statements import LeaseStatements
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
 from delivery.pull.requests import (
     AckRequest,
@@ -22,6 +21,7 @@ from delivery.pull.requests import (
 )
 from delivery.pull.stream import EndReason, Peek, Stream, StreamBatch, StreamWaiters
 from delivery.pull.target import PullSelection, PullTarget, access_error, parse_target
+from rooms.db.leases.release import LeaseQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
@@ -48,7 +48,7 @@ class Streams:
         waiters: StreamWaiters,
         *,
         lease_service: LeaseService,
-        lease_store: LeaseStatements,
+        lease_store: LeaseQueries,
         query_writer: LogWriter,
         consumer_limit: ConsumerLimit,
         monitor: AccessMonitor,
@@ -116,7 +116,9 @@ class Streams:
         )  # first: what is refused costs no look-up
         try:
             for key in keys:
-                access = await self._lease_store.access(key)
+                access = await self._lease_store.access(
+                    key.room, key.subscription, key.organisation
+                )
                 if (error := access_error(access, key)) is not None:
                     raise error
         except BaseException:

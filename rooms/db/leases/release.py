@@ -2,10 +2,12 @@
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from rooms.db.leases.acquire import (
     ACCESS_TO_ONE,
@@ -179,22 +181,37 @@ class UnsettledDelivery:
 
 
 class LeaseQueries:
-    """End and move leases through one writer.
+    """End, move and look up leases through one writer.
+
+    The writer serves its callers in order, and one request may name a thousand leases. So each
+    organisation has one statement there at a time, and no other waits for all that it has asked
+    for. A caller may be cancelled, as when a stream ends. A statement that has begun is not: that
+    would end the connection, for all.
 
     StorageUnavailableError: in doubt. StorageRefusedError: not done.
     """
 
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
+        self._turns: WeakValueDictionary[OrganisationId | None, asyncio.Lock] = (
+            WeakValueDictionary()
+        )
+        self._running: set[asyncio.Future[list[tuple[Any, ...]]]] = set()
         self._scan_from: datetime | None = None
         self._full_scan_at = _FIRST_SCAN
+
+    async def close(self) -> None:
+        """Wait until the statements under way have ended, before their connection is closed."""
+        if self._running:
+            await asyncio.wait(self._running)
 
     async def access(
         self, room: RoomId, subscription: SubscriptionId, organisation: OrganisationId
     ) -> SubscriptionAccess:
         """Return how this organisation may use the subscription."""
         parameters = {"room": room, "subscription": subscription, "organisation": organisation}
-        return SubscriptionAccess((await self._writer.run(_ACCESS, parameters))[0][0])
+        ((standing,),) = await self._run_in_turn(organisation, _ACCESS, parameters)
+        return SubscriptionAccess(standing)
 
     async def nack(
         self,
@@ -215,7 +232,9 @@ class LeaseQueries:
             "kind": LogKind.NACKED,
             "receives": 1,
         }
-        ((standing, settled, queued),) = await self._writer.run(_GIVE_BACK, parameters)
+        ((standing, settled, queued),) = await self._run_in_turn(
+            organisation, _GIVE_BACK, parameters
+        )
         return SubscriptionAccess(standing), parse_indexes(settled) or frozenset(), queued
 
     async def release(
@@ -231,7 +250,7 @@ class LeaseQueries:
             "kind": LogKind.RELEASED,
             "receives": 0,
         }
-        await self._writer.run(_GIVE_BACK, parameters)
+        await self._run_in_turn(organisation, _GIVE_BACK, parameters)
 
     async def extend(
         self,
@@ -249,7 +268,7 @@ class LeaseQueries:
         parameters = _lease_parameters(room, subscription, organisation, leases) | {
             "lease": lease_ms
         }
-        ((standing, settled),) = await self._writer.run(_EXTEND, parameters)
+        ((standing, settled),) = await self._run_in_turn(organisation, _EXTEND, parameters)
         return SubscriptionAccess(standing), parse_indexes(settled) or frozenset()
 
     async def expire(self, *, limit: int) -> tuple[int, list[SubscriptionId]]:
@@ -276,11 +295,14 @@ class LeaseQueries:
         return ended, [SubscriptionId(identity) for identity in queued.split(",") if identity]
 
     async def inspect(
-        self, deliveries: Sequence[tuple[RoomId, SubscriptionId, bytes]]
+        self,
+        deliveries: Sequence[tuple[RoomId, SubscriptionId, bytes]],
+        *,
+        organisation: OrganisationId | None = None,
     ) -> Mapping[int, UnsettledDelivery]:
         """Return by index the state of those deliveries, of these subscriptions, that exist.
 
-        A delivery's id is 16 bytes.
+        A delivery's id is 16 bytes. The organisation asks; None: several do.
         """
         parameters = {
             "rooms": literal_array(room for room, _, _ in deliveries),
@@ -291,15 +313,17 @@ class LeaseQueries:
             ordinal - 1: UnsettledDelivery(
                 state=State(state), generation=generation, leased=bool(live)
             )
-            for ordinal, state, generation, live in await self._writer.run(_INSPECT, parameters)
+            for ordinal, state, generation, live in await self._run_in_turn(
+                organisation, _INSPECT, parameters
+            )
         }
 
     async def find_subscriptions(
-        self, deliveries: Sequence[tuple[RoomId, bytes]]
+        self, deliveries: Sequence[tuple[RoomId, bytes]], *, organisation: OrganisationId
     ) -> Mapping[int, SubscriptionId]:
         """Return by index the subscriptions of those deliveries that exist.
 
-        A delivery's id is 16 bytes.
+        A delivery's id is 16 bytes. The organisation asks.
         """
         parameters = {
             "rooms": literal_array(room for room, _ in deliveries),
@@ -307,7 +331,9 @@ class LeaseQueries:
         }
         return {
             ordinal - 1: SubscriptionId(subscription)
-            for ordinal, subscription in await self._writer.run(_SUBSCRIPTIONS, parameters)
+            for ordinal, subscription in await self._run_in_turn(
+                organisation, _SUBSCRIPTIONS, parameters
+            )
         }
 
     async def due_in(
@@ -323,6 +349,23 @@ class LeaseQueries:
             "ahead_s": ahead_s,
         }
         return {SubscriptionId(row[0]): row[1] for row in await self._writer.run(_DUE, parameters)}
+
+    async def _run_in_turn(
+        self, organisation: OrganisationId | None, statement: str, parameters: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        turn = self._turns.setdefault(organisation, asyncio.Lock())
+        await turn.acquire()
+        running = asyncio.ensure_future(self._writer.run(statement, parameters))
+        self._running.add(running)
+
+        def on_end(ended: "asyncio.Future[list[tuple[Any, ...]]]") -> None:
+            self._running.discard(ended)
+            turn.release()
+            if not ended.cancelled():
+                ended.exception()  # or it would be logged where its caller was cancelled
+
+        running.add_done_callback(on_end)
+        return await asyncio.shield(running)
 
 
 def _lease_parameters(

@@ -16,6 +16,7 @@ from delivery.pull.stream import EndReason
 from delivery.pull.target import PullTarget
 from rooms.db.leases.acquire import SubscriptionAccess
 from rooms.db.leases.scan import ScanWindow, scan
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.errors import ConflictError, RateLimitedError, StorageUnavailableError
 from tests.integration.delivery.pull.test_stream import batch, closing, opened
 from tests.support.publisher import House
@@ -277,7 +278,7 @@ async def test_a_stream_that_ends_while_it_nacks_ends_the_connection_of_no_other
     (message,) = await counter.pull()
     stream = await opened(counter, credit=0, refills=False)
     with closing(counter, stream):
-        writer = counter.puller._lease_store._queries._writer
+        writer = counter.puller._lease_store._writer
         session = writer.id
         with psycopg.connect(counter.house.url) as holding:
             holding.execute("SELECT FROM leases FOR UPDATE")
@@ -301,9 +302,11 @@ async def test_a_refused_stream_costs_no_statement_and_a_failed_one_keeps_no_pla
     limit = streams._consumer_limit = ConsumerLimit(1, lambda: None)
     access = streams._lease_store.access
 
-    async def count(key: PullTarget) -> SubscriptionAccess:
-        looks.append(key)
-        return await access(key)
+    async def count(
+        room: RoomId, subscription: SubscriptionId, organisation: OrganisationId
+    ) -> SubscriptionAccess:
+        looks.append(PullTarget(room, subscription, organisation))
+        return await access(room, subscription, organisation)
 
     monkeypatch.setattr(streams._lease_store, "access", count)
     push = counter.house.subscription(counter.room, "PUSH")

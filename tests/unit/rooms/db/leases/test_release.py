@@ -1,15 +1,13 @@
 """Test the turns of organisations at the connection that returns and looks up leases."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
-from delivery.pull.lease_statements import LeaseStatements
-from delivery.pull.target import PullTarget
 from rooms.db.leases.acquire import SubscriptionAccess
 from rooms.db.leases.release import LeaseQueries
+from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.errors import StorageUnavailableError
 
@@ -26,23 +24,15 @@ class Connection:
         self.ended: list[str] = []
         self.broken = False
 
-    async def nack(
-        self,
-        _room: RoomId,
-        _subscription: SubscriptionId,
-        organisation: OrganisationId,
-        _leases: Sequence[tuple[bytes, bytes]],
-        *,
-        delay_ms: int,
-    ) -> tuple[SubscriptionAccess, frozenset[int], bool]:
-        assert delay_ms == 0
+    async def run(self, _statement: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        organisation = parameters["organisation"]
         async with self._lock:
             self.begun.append(organisation)
             await self.gate.wait()
             if self.broken:
                 raise StorageUnavailableError("away")
             self.ended.append(organisation)
-        return SubscriptionAccess.OPEN, frozenset(), True
+        return [(SubscriptionAccess.OPEN, "", True)]
 
 
 @pytest.fixture
@@ -51,13 +41,14 @@ async def connection() -> Connection:
 
 
 @pytest.fixture
-async def statements(connection: Connection) -> LeaseStatements:
-    return LeaseStatements(cast("LeaseQueries", connection))
+async def queries(connection: Connection) -> LeaseQueries:
+    return LeaseQueries(cast("LogWriter", connection))
 
 
-def nack(statements: LeaseStatements, organisation: str) -> "asyncio.Task[Any]":
-    key = PullTarget(RoomId(1), SubscriptionId("s"), OrganisationId(organisation))
-    return asyncio.create_task(statements.nack(key, [], delay_ms=0))
+def nack(queries: LeaseQueries, organisation: str) -> "asyncio.Task[Any]":
+    return asyncio.create_task(
+        queries.nack(RoomId(1), SubscriptionId("s"), OrganisationId(organisation), [], delay_ms=0)
+    )
 
 
 async def turns_of_the_loop(count: int = 10) -> None:
@@ -66,11 +57,11 @@ async def turns_of_the_loop(count: int = 10) -> None:
 
 
 async def test_an_organisation_waits_for_one_statement_of_another(
-    connection: Connection, statements: LeaseStatements
+    connection: Connection, queries: LeaseQueries
 ) -> None:
-    tasks = [nack(statements, "many") for _ in range(20)]
+    tasks = [nack(queries, "many") for _ in range(20)]
     await turns_of_the_loop()
-    tasks += [nack(statements, "few"), nack(statements, "another")]
+    tasks += [nack(queries, "few"), nack(queries, "another")]
     await turns_of_the_loop()
     connection.gate.set()
     async with asyncio.timeout(PATIENCE_S):
@@ -80,16 +71,16 @@ async def test_an_organisation_waits_for_one_statement_of_another(
 
 
 async def test_a_statement_that_has_begun_ends_without_its_caller(
-    connection: Connection, statements: LeaseStatements
+    connection: Connection, queries: LeaseQueries
 ) -> None:
     """One that has not begun is left out. Closing waits for those under way."""
-    leaving, late, staying = (nack(statements, "one") for _ in range(3))
+    leaving, late, staying = (nack(queries, "one") for _ in range(3))
     await turns_of_the_loop()
     for task in (leaving, late):
         task.cancel()
     await asyncio.wait([leaving, late])
     assert connection.begun == ["one"]
-    closing = asyncio.create_task(statements.close())
+    closing = asyncio.create_task(queries.close())
     await turns_of_the_loop()
     assert not closing.done()
     connection.gate.set()
@@ -100,10 +91,10 @@ async def test_a_statement_that_has_begun_ends_without_its_caller(
 
 
 async def test_an_error_without_a_reader_ends_the_turn(
-    connection: Connection, statements: LeaseStatements
+    connection: Connection, queries: LeaseQueries
 ) -> None:
     connection.broken = True
-    leaving, staying = nack(statements, "one"), nack(statements, "one")
+    leaving, staying = nack(queries, "one"), nack(queries, "one")
     await turns_of_the_loop()
     leaving.cancel()
     connection.gate.set()
