@@ -3,7 +3,6 @@
 A `Batcher` suits a call that takes many items and answers each of them, a `KeyedBatcher` a call for
 each room or the like. Other loops that batch:
 
-- The acknowledgements of PULL (`delivery.pull.leases.AckBatcher`) can use it, with leases as items.
 - Group commit (`rooms.publishing.group_commit`) cannot. Its groups are bounded in rows and bytes,
   hold an idempotency key once, and answer some requests before the others.
 - Leasing (`delivery.pull.lease_batcher`) cannot. It chooses among queues when a statement begins,
@@ -16,10 +15,11 @@ each room or the like. Other loops that batch:
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
+
+from rooms.domain.turns import Turns
 
 _RATE_WINDOW_S: Final = 0.5
 """Time over which a rate is averaged, so that one burst does not delay the items after it."""
@@ -36,14 +36,20 @@ def _ignore() -> None:
     pass
 
 
+def _no_tenant(_item: object) -> None:
+    return None
+
+
 class Batcher(Generic[T, R]):
     """Make one call at a time for the items of all callers.
 
     Items that arrive during a call are in the next one. `call` gets items in the order of their
-    arrival, and returns one result for each.
+    arrival, and returns one result for each. Callers of several tenants take turns: the `tenant` of
+    a caller is that of its first item.
 
     A caller's items stay together. A call has at most `max_items`, or the items of one caller that
-    has more. With `linger_s`, a call waits so long for as many callers as the last one had.
+    has more; `size` counts a caller's items. With `linger_s`, a call waits so long for as many
+    callers as the last one had.
     """
 
     def __init__(
@@ -51,14 +57,18 @@ class Batcher(Generic[T, R]):
         call: Callable[[Sequence[T]], Awaitable[Sequence[R]]],
         *,
         max_items: int,
+        size: Callable[[Sequence[T]], int] = len,
+        tenant: Callable[[T], Hashable] = _no_tenant,
         linger_s: float = 0.0,
         on_idle: Callable[[], object] = _ignore,
     ) -> None:
         self._call = call
         self._on_idle = on_idle
         self._max_items = max_items
+        self._size = size
+        self._tenant = tenant
         self._linger_s = linger_s
-        self._waiting: deque[tuple[Sequence[T], asyncio.Future[Sequence[R]]]] = deque()
+        self._waiting: Turns[Hashable, tuple[Sequence[T], asyncio.Future[Sequence[R]]]] = Turns()
         self._expected_callers = 0
         self._batch_ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -70,13 +80,19 @@ class Batcher(Generic[T, R]):
         """
         if not items:
             return []
-        future: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((items, future))
-        if len(self._waiting) >= self._expected_callers:
-            self._batch_ready.set()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Sequence[R]] = loop.create_future()
+        self._waiting.append(self._tenant(items[0]), (items, future))
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = loop.create_task(self._run())
+        elif len(self._waiting) >= self._expected_callers:
+            self._batch_ready.set()
         return await future
+
+    async def drain(self) -> None:
+        """Wait until all items of all callers were in a call that has ended."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         try:
@@ -87,9 +103,8 @@ class Batcher(Generic[T, R]):
                 self._expected_callers = len(batch) + len(self._waiting)
         finally:
             self._task = None
-            for _, future in self._waiting:  # only when this task was cancelled
-                future.cancel()
-            self._waiting.clear()
+            while self._waiting:  # only when this task was cancelled
+                self._waiting.popleft()[1].cancel()
             self._on_idle()
 
     async def _linger(self) -> None:
@@ -104,9 +119,11 @@ class Batcher(Generic[T, R]):
 
     def _next_batch(self) -> Sequence[tuple[Sequence[T], asyncio.Future[Sequence[R]]]]:
         batch = [self._waiting.popleft()]
-        count = len(batch[0][0])
-        while self._waiting and count + len(self._waiting[0][0]) <= self._max_items:
-            count += len(self._waiting[0][0])
+        count = self._size(batch[0][0])
+        while self._waiting:
+            count += self._size(self._waiting.first()[0])
+            if count > self._max_items:
+                break
             batch.append(self._waiting.popleft())
         return batch
 

@@ -5,16 +5,15 @@ time, in turns of organisations. Consumers that got their messages together send
 the same time. So after a statement with several requests, the next one waits a moment for as many.
 """
 
-import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Self
 from uuid import UUID
 
 from delivery.pull.requests import Lease
 from delivery.pull.target import PullTarget, access_error
+from rooms.batching import Batcher
 from rooms.db.leases.ack import ack
 from rooms.db.leases.acquire import SubscriptionAccess
 from rooms.db.leases.release import LeaseQueries, UnsettledDelivery
@@ -32,9 +31,6 @@ _MAX_ROUNDS: Final = 3
 _MAX_ORDERED: Final = 10_000
 
 
-TargetT = TypeVar("TargetT", bound=Hashable)
-
-
 @dataclass(frozen=True, slots=True)
 class AckOutcome:
     """Hold the leases of one queue that an ack did not finish, or the error that stopped it."""
@@ -43,103 +39,12 @@ class AckOutcome:
     error: Exception | None = None
 
 
-FinishBatch = Callable[[Mapping[TargetT, Sequence[Lease]]], Awaitable[Mapping[TargetT, AckOutcome]]]
-
-
 @dataclass(eq=False, slots=True)
-class _PendingAck(Generic[TargetT]):
-    key: TargetT
+class _Ack:
+    """Hold the leases of one queue that one request acks."""
+
+    target: PullTarget
     leases: Sequence[Lease]
-    future: "asyncio.Future[AckOutcome]"
-
-
-class AckBatcher(Generic[TargetT]):
-    """Group ack requests for `finish`. Leaving the context finishes what was handed over.
-
-    Tenants take turns, one request each.
-    """
-
-    def __init__(
-        self,
-        finish: FinishBatch[TargetT],
-        *,
-        tenant: Callable[[TargetT], Hashable] = lambda _: None,
-    ) -> None:
-        self._finish = finish
-        self._tenant = tenant
-        self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Hashable, deque[_PendingAck[TargetT]]] = {}
-        """By tenant, in the order of their turns."""
-        self._waiting_count = 0
-        self._task: asyncio.Task[None] | None = None
-        self._closing = False
-        self._batch_ready = asyncio.Event()
-        self._last_batch_size = 1
-        """The number of requests that shared the last statement, or just missed it."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._closing = True
-        self._batch_ready.set()
-        if self._task is not None:
-            await self._task
-
-    async def ack(self, key: TargetT, leases: Sequence[Lease]) -> AckOutcome:
-        """Finish the leases of one queue. Cancelling the caller does not cancel the ack."""
-        if self._closing:
-            raise StorageRefusedError("acknowledging is shutting down")
-        request = _PendingAck(key, leases, self._loop.create_future())
-        self._waiting.setdefault(self._tenant(key), deque()).append(request)
-        self._waiting_count += 1
-        if self._task is None:
-            self._task = self._loop.create_task(self._run())
-        elif self._waiting_count >= self._last_batch_size:
-            self._batch_ready.set()
-        return await request.future
-
-    async def _run(self) -> None:
-        while self._waiting:
-            await self._linger()
-            group = self._next_batch()
-            wanted: dict[TargetT, dict[Lease, None]] = {}
-            for request in group:
-                wanted.setdefault(request.key, {}).update(dict.fromkeys(request.leases))
-            found: Mapping[TargetT, AckOutcome]
-            try:
-                found = await self._finish({key: list(leases) for key, leases in wanted.items()})
-            except Exception as exc:  # noqa: BLE001 - the waiting consumers get any error
-                found = dict.fromkeys(wanted, AckOutcome(error=exc))
-            for request in group:
-                if not request.future.done():
-                    request.future.set_result(found[request.key])
-            self._last_batch_size = len(group) + self._waiting_count
-        self._task = None
-
-    async def _linger(self) -> None:
-        if self._waiting_count >= self._last_batch_size or self._closing:
-            return
-        self._batch_ready.clear()
-        timer = self._loop.call_later(LINGER_S, self._batch_ready.set)
-        await self._batch_ready.wait()
-        timer.cancel()
-
-    def _next_batch(self) -> list[_PendingAck[TargetT]]:
-        group: list[_PendingAck[TargetT]] = []
-        total = 0
-        while self._waiting:
-            tenant, own = next(iter(self._waiting.items()))
-            if group and total + len(own[0].leases) > MAX_LEASES:
-                break
-            request = own.popleft()
-            total += len(request.leases)
-            group.append(request)
-            del self._waiting[tenant]
-            if own:
-                self._waiting[tenant] = own  # after all others
-        self._waiting_count -= len(group)
-        return group
 
 
 class LeaseStatus(StrEnum):
@@ -175,21 +80,29 @@ class LeaseService:
         self._on_next_released = on_next_released
         self._ordered_subscriptions: set[SubscriptionId] = set()
         self._lease_store = lease_store
-        self._batcher: AckBatcher[PullTarget] = AckBatcher(
-            self._ack_batch, tenant=lambda key: key.organisation
+        self._closing = False
+        self._batcher: Batcher[_Ack, AckOutcome] = Batcher(
+            self._ack_batch,
+            max_items=MAX_LEASES,
+            size=lambda acks: len(acks[0].leases),
+            tenant=lambda one: one.target.organisation,
+            linger_s=LINGER_S,
         )
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._batcher.__aexit__(*exc)
+        self._closing = True
+        await self._batcher.drain()
 
     async def ack(self, key: PullTarget, leases: Sequence[Lease]) -> AckResults:
         """Ack messages. One that was acked under this very lease before is `acked` again."""
 
         async def finish(pending: Sequence[Lease]) -> Sequence[Lease]:
-            finished = await self._batcher.ack(key, pending)
+            if self._closing:
+                raise StorageRefusedError("acknowledging is shutting down")
+            (finished,) = await self._batcher.submit([_Ack(key, pending)])
             if finished.error is not None:
                 raise finished.error
             return (
@@ -268,9 +181,10 @@ class LeaseService:
                 return results
         raise StorageRefusedError("the leases change faster than they can be settled")
 
-    async def _ack_batch(
-        self, wanted: Mapping[PullTarget, Sequence[Lease]]
-    ) -> Mapping[PullTarget, AckOutcome]:
+    async def _ack_batch(self, acks: Sequence[_Ack]) -> Sequence[AckOutcome]:
+        wanted: dict[PullTarget, dict[Lease, None]] = {}
+        for one in acks:
+            wanted.setdefault(one.target, {}).update(dict.fromkeys(one.leases))
         leases = [(index, *lease) for index, own in enumerate(wanted.values()) for lease in own]
         ordered = any(key.subscription in self._ordered_subscriptions for key in wanted)
         acked = await ack(
@@ -292,10 +206,11 @@ class LeaseService:
             for number, (index, delivery, generation) in enumerate(leases):
                 if number not in done:
                     unfinished_by_target[index].add((delivery, generation))
-        return {
+        outcomes = {
             key: AckOutcome(frozenset(own), access_error(access, key))
             for key, own, access in zip(wanted, unfinished_by_target, acked.access, strict=True)
         }
+        return [outcomes[one.target] for one in acks]
 
 
 def _update_leases(

@@ -5,7 +5,6 @@ While a circuit is open, only its probe is released.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -13,6 +12,7 @@ from delivery.push.endpoints import Endpoint, EndpointCache, EndpointLookup
 from rooms.db.queue.holds import HeldGroup, Holds
 from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.state_machine import Reason
+from rooms.domain.turns import Turns
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
@@ -198,12 +198,9 @@ def _in_turns(
     An organisation with thousands of them, each of which takes a statement, is not in front of all
     others.
     """
-    seen: Counter[OrganisationId | None] = Counter()
-    turns: list[tuple[int, HeldGroup]] = []
+    turns: Turns[OrganisationId | None, HeldGroup] = Turns()
     for group in held:
         endpoint = endpoints[group.subscription]
         organisation = endpoint.organisation if isinstance(endpoint, Endpoint) else None
-        turns.append((seen[organisation], group))
-        seen[organisation] += 1
-    turns.sort(key=lambda turn: turn[0])
-    return [group for _, group in turns]
+        turns.append(organisation, group)
+    return [turns.popleft() for _ in range(len(turns))]

@@ -168,6 +168,45 @@ async def test_a_caller_with_more_items_than_a_call_may_have_is_called_by_itself
     assert [len(call) for call in recorder.calls] == [1, size, 1]
 
 
+async def test_tenants_take_turns_and_sizes_bound_a_call() -> None:
+    """Items are (tenant, size): one tenant's large ones delay another's by one of them."""
+    calls: list[list[tuple[str, int]]] = []
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def call(items: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
+        calls.append(list(items))
+        begun.set()
+        await gate.wait()
+        return items
+
+    batcher: Batcher[tuple[str, int], tuple[str, int]] = Batcher(
+        call,
+        max_items=MAX_ITEMS,
+        size=lambda items: sum(size for _, size in items),
+        tenant=lambda item: item[0],
+    )
+    tasks = [asyncio.create_task(batcher.submit([("a", size)])) for size in (5, 9, 4, 1)]
+    await begun.wait()
+    tasks += [asyncio.create_task(batcher.submit([("b", size)])) for size in (1, 2)]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert calls == [[("a", 5)], [("a", 9)], [("b", 1), ("a", 4)], [("b", 2), ("a", 1)]]
+
+
+async def test_draining_waits_for_what_was_submitted() -> None:
+    recorder = Recorder(turns=3)
+    batcher: Batcher[int, int] = Batcher(recorder, max_items=1, linger_s=0.0001)
+    await batcher.drain()
+    tasks = [asyncio.create_task(batcher.submit([n])) for n in range(3)]
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    await batcher.drain()
+    assert recorder.calls == [[0], [1], [2]]
+    assert recorder.in_flight == 0
+    assert await asyncio.gather(*tasks[:2]) == [[0], [2]]
+
+
 class Gated:
     """Answer items with their key once the key's gate is open."""
 
