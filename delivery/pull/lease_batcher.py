@@ -9,7 +9,7 @@ kind. Tenants take turns, among the exclusive queues and among all others.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from typing import Final, Generic
 
 from delivery.pull.wait_queue import (
@@ -23,12 +23,11 @@ from delivery.pull.wait_queue import (
     WaitQueue,
 )
 
-LINGER_S: Final = 0.001
-"""The time a statement waits for more consumers when they are likely."""
 MAX_QUEUES: Final = 16
 """The most queues in one statement."""
 
-_BatchItem = tuple[WaitQueue[Key, Message], LeaseRequest[Key]]
+LeaseBatch = list[tuple[WaitQueue[Key, Message], LeaseRequest[Key]]]
+"""The queues of one statement, and what it requests for each."""
 
 
 class _QueuesInTurn(Generic[Key, Message]):
@@ -73,42 +72,32 @@ class _QueuesInTurn(Generic[Key, Message]):
 
 
 class LeaseBatcher(Generic[Key, Message]):
-    """Call `acquire`, share out its results, and pass each queue's outcome to `on_outcome`.
+    """Choose the queues that share a statement, call `acquire`, and share out its results.
 
     At most `max_in_flight` statements run at a time, and one for exclusive queues. While a queue
     must wait for others of its group, it is not leased for.
     """
 
-    def __init__(
-        self,
-        acquire: Acquire[Key, Message],
-        *,
-        max_in_flight: int,
-        on_outcome: Callable[[WaitQueue[Key, Message], BatchOutcome[Message]], None],
-    ) -> None:
+    def __init__(self, acquire: Acquire[Key, Message], *, max_in_flight: int) -> None:
         self._acquire = acquire
         self._max_in_flight = max_in_flight
-        self._on_outcome = on_outcome
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._queued: _QueuesInTurn[Key, Message] = _QueuesInTurn()
         self._exclusive: _QueuesInTurn[Key, Message] = _QueuesInTurn()
-        self._running: set[asyncio.Task[None]] = set()
-        self._exclusive_task: asyncio.Task[None] | None = None
-        """One of those running."""
-        self._start_timer: asyncio.Handle | None = None
+        self._in_flight = 0
+        self._exclusive_in_flight = False
+        """One more."""
         self._arrived = 0
         self._last_served = 1
-        self.closing = False
-        """Set when no statement may begin any more."""
 
-    async def close(self) -> None:
-        """Begin nothing more, and wait until the statements under way have ended."""
-        self.closing = True
+    def __bool__(self) -> bool:
+        return bool(self._queued or self._exclusive)
+
+    def clear(self) -> None:
+        """Forget the queues that wait for a statement."""
         self._queued.clear()
         self._exclusive.clear()
-        while self._running:
-            await asyncio.wait(self._running)
 
     def arrive(self) -> int:
         """Count a consumer that came; return its number in the order of arrival."""
@@ -118,54 +107,45 @@ class LeaseBatcher(Generic[Key, Message]):
     def add(self, queue: WaitQueue[Key, Message]) -> None:
         """Queue a statement for this queue, which needs one."""
         self._waiting_with(queue).add(queue)
-        self._schedule_start()
 
     def is_queued(self, queue: WaitQueue[Key, Message]) -> bool:
         """Return whether it waits for a statement."""
         return queue in self._waiting_with(queue)
 
-    def discard(self, queue: WaitQueue[Key, Message]) -> None:
-        """Remove it from those that wait for a statement, as it needs none any more."""
+    def discard(self, queue: WaitQueue[Key, Message]) -> bool:
+        """Remove it if it waits for a statement; return whether it did."""
         if not self.is_queued(queue):
-            return
+            return False
         self._waiting_with(queue).remove(queue)
-        self._schedule_start()  # another one may have had to wait for it
+        return True
 
     def _waiting_with(self, queue: WaitQueue[Key, Message]) -> _QueuesInTurn[Key, Message]:
         return self._exclusive if queue.exclusive else self._queued
 
-    def _schedule_start(self) -> None:
-        if self._arrived >= self._last_served:
-            if self._start_timer is not None:
-                self._start_timer.cancel()
-            # What arrives in the same turn of the loop shares the statement.
-            self._start_timer = self._loop.call_soon(self._start)
-        elif self._start_timer is None:
-            self._start_timer = self._loop.call_later(LINGER_S, self._start)
+    @property
+    def should_linger(self) -> bool:
+        """Return whether more consumers are likely: fewer came than the last statement served."""
+        return self._arrived < self._last_served
 
-    def _start(self) -> None:
-        self._start_timer = None
-        if self.closing:
-            return
-        if self._exclusive_task is None and (queue := self._next_exclusive()) is not None:
-            self._exclusive_task = self._begin([self._begin_queue(queue, queue.select_consumers())])
-        most = self._max_in_flight + (self._exclusive_task is not None)
-        while self._queued and len(self._running) < most and (batch := self._next_batch()):
-            self._begin(batch)
+    def next_batches(self) -> Iterator[LeaseBatch[Key, Message]]:
+        """Begin the statements that may run now; each must be passed to `run`, then to `end`."""
+        if not self._exclusive_in_flight and (queue := self._next_exclusive()) is not None:
+            self._exclusive_in_flight = True
+            self._arrived = 0
+            yield [self._begin_queue(queue, queue.select_consumers())]
+        while (
+            self._queued and self._in_flight < self._max_in_flight and (batch := self._next_batch())
+        ):
+            self._in_flight += 1
+            self._arrived = 0
+            yield batch
 
-    def _begin(self, batch: list[_BatchItem[Key, Message]]) -> "asyncio.Task[None]":
-        self._arrived = 0
-        task = self._loop.create_task(self._run_batch(batch))
-        self._running.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: "asyncio.Task[None]") -> None:
-        self._running.discard(task)
-        if task is self._exclusive_task:
-            self._exclusive_task = None
-        if self._queued or self._exclusive:
-            self._schedule_start()
+    def end(self, batch: LeaseBatch[Key, Message]) -> None:
+        """Let another statement begin in the place of this one."""
+        if batch[0][0].exclusive:
+            self._exclusive_in_flight = False
+        else:
+            self._in_flight -= 1
 
     def _next_exclusive(self) -> WaitQueue[Key, Message] | None:
         for queue in self._exclusive.in_turn():
@@ -174,8 +154,8 @@ class LeaseBatcher(Generic[Key, Message]):
                 return queue
         return None
 
-    def _next_batch(self) -> list[_BatchItem[Key, Message]]:
-        batch: list[_BatchItem[Key, Message]] = []
+    def _next_batch(self) -> LeaseBatch[Key, Message]:
+        batch: LeaseBatch[Key, Message] = []
         total = 0
         for queue in self._queued.in_turn():
             if queue.group.must_wait(queue):
@@ -192,10 +172,13 @@ class LeaseBatcher(Generic[Key, Message]):
 
     def _begin_queue(
         self, queue: WaitQueue[Key, Message], max_messages: int
-    ) -> _BatchItem[Key, Message]:
+    ) -> tuple[WaitQueue[Key, Message], LeaseRequest[Key]]:
         return queue, queue.begin(max_messages, next(self._numbers))
 
-    async def _run_batch(self, batch: list[_BatchItem[Key, Message]]) -> None:
+    async def run(
+        self, batch: LeaseBatch[Key, Message]
+    ) -> AsyncIterator[tuple[WaitQueue[Key, Message], BatchOutcome[Message]]]:
+        """Run a statement, and yield each of its queues with the outcome."""
         outcomes: Sequence[LeaseOutcome[Message]]
         try:
             outcomes = await self._acquire([request for _, request in batch])
@@ -205,4 +188,4 @@ class LeaseBatcher(Generic[Key, Message]):
         for (queue, _), outcome in zip(batch, outcomes, strict=True):
             batch_outcome = queue.distribute(outcome, self._loop.time())
             self._last_served += batch_outcome.served
-            self._on_outcome(queue, batch_outcome)
+            yield queue, batch_outcome

@@ -9,15 +9,15 @@ cannot wait stay until the source reports how that ended.
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Generic, Self
+from functools import partial
+from typing import Final, Generic, Self
 
 from delivery.pull.dispatch import ConsumerHandle, ConsumerState, Notified
-from delivery.pull.lease_batcher import LeaseBatcher
+from delivery.pull.lease_batcher import LeaseBatch, LeaseBatcher
 from delivery.pull.name_group import IDLE, NameGroup
 from delivery.pull.wait_queue import (
     NOTIFY_TIMEOUT_S,
     Acquire,
-    BatchOutcome,
     Consumer,
     GiveBack,
     Key,
@@ -28,6 +28,9 @@ from delivery.pull.wait_queue import (
     WaitQueue,
 )
 from rooms.domain.ids import KeyId
+
+LINGER_S: Final = 0.001
+"""The time a statement waits for more consumers when they are likely."""
 
 
 class Waiters(Generic[Key, Message]):
@@ -61,11 +64,11 @@ class Waiters(Generic[Key, Message]):
         self._loop = asyncio.get_running_loop()
         self._queues: dict[Key, WaitQueue[Key, Message]] = {}
         self._groups: dict[NotifyName, NameGroup[WaitQueue[Key, Message]]] = {}
-        self._batcher = LeaseBatcher(
-            acquire,
-            max_in_flight=max_in_flight,
-            on_outcome=self._on_outcome,
-        )
+        self._batcher = LeaseBatcher(acquire, max_in_flight=max_in_flight)
+        self._start_timer: asyncio.Handle | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        """Statements."""
+        self._closing = False
         self._counts = dict.fromkeys(ConsumerState, 0)
 
     async def __aenter__(self) -> Self:
@@ -76,7 +79,10 @@ class Waiters(Generic[Key, Message]):
 
     async def close(self) -> None:
         """End every poll and pull: with what is being leased for it, or nothing."""
-        await self._batcher.close()
+        self._closing = True
+        self._batcher.clear()
+        while self._running:
+            await asyncio.wait(self._running)
         for queue in list(self._queues.values()):
             if queue.timer is not None:
                 queue.timer.cancel()
@@ -116,7 +122,7 @@ class Waiters(Generic[Key, Message]):
             number=self._batcher.arrive(),
             holder=holder,
         )
-        if self._batcher.closing:
+        if self._closing:
             poll.end(())
             return poll
         queue = self._queue_for(key)
@@ -196,7 +202,7 @@ class Waiters(Generic[Key, Message]):
         One pull at a time.
         """
         queue, reader = self._queues[key], handle.consumer
-        if self._batcher.closing or not isinstance(reader, StreamReader):
+        if self._closing or not isinstance(reader, StreamReader):
             return ()
         pull = reader.pending_pull = Poll[Message](
             max_messages,
@@ -261,11 +267,12 @@ class Waiters(Generic[Key, Message]):
             if isinstance(handle.consumer, StreamReader):
                 handle.consumer.on_work()
                 self._start_notify_timer(queue)
-        if not queue.busy and not self._batcher.closing:
+        if not queue.busy and not self._closing:
             if queue.needs_lease():
                 self._batcher.add(queue)
+                self._schedule_start()
             else:
-                self._batcher.discard(queue)
+                self._discard(queue)
         if len(queue.group) > 1:
             self._record_priority(queue)
 
@@ -273,11 +280,40 @@ class Waiters(Generic[Key, Message]):
         leases = queue.busy or self._batcher.is_queued(queue)
         queue.group.record(queue, queue.dispatcher.top_notified_priority() if leases else IDLE)
 
-    def _on_outcome(self, queue: WaitQueue[Key, Message], outcome: BatchOutcome[Message]) -> None:
-        if outcome.undelivered:
-            self._give_back(queue.key, outcome.undelivered)
-        self._dispatch(queue, outcome.notified)
-        self._remove_if_empty(queue)
+    def _discard(self, queue: WaitQueue[Key, Message]) -> None:
+        if self._batcher.discard(queue):
+            self._schedule_start()  # another one may have had to wait for it
+
+    def _schedule_start(self) -> None:
+        if not self._batcher.should_linger:
+            if self._start_timer is not None:
+                self._start_timer.cancel()
+            # What arrives in the same turn of the loop shares the statement.
+            self._start_timer = self._loop.call_soon(self._start)
+        elif self._start_timer is None:
+            self._start_timer = self._loop.call_later(LINGER_S, self._start)
+
+    def _start(self) -> None:
+        self._start_timer = None
+        if self._closing:
+            return
+        for batch in self._batcher.next_batches():
+            task = self._loop.create_task(self._lease(batch))
+            self._running.add(task)
+            task.add_done_callback(partial(self._on_lease_end, batch))
+
+    async def _lease(self, batch: LeaseBatch[Key, Message]) -> None:
+        async for queue, outcome in self._batcher.run(batch):
+            if outcome.undelivered:
+                self._give_back(queue.key, outcome.undelivered)
+            self._dispatch(queue, outcome.notified)
+            self._remove_if_empty(queue)
+
+    def _on_lease_end(self, batch: LeaseBatch[Key, Message], task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        self._batcher.end(batch)
+        if self._batcher:
+            self._schedule_start()
 
     def _on_poll_timeout(self, queue: WaitQueue[Key, Message], poll: Poll[Message]) -> None:
         poll.expired = True
@@ -311,7 +347,7 @@ class Waiters(Generic[Key, Message]):
     def _remove_if_empty(self, queue: WaitQueue[Key, Message]) -> None:
         if len(queue.dispatcher) or queue.busy:
             return
-        self._batcher.discard(queue)
+        self._discard(queue)
         if queue.timer is not None:
             queue.timer.cancel()
         if self._queues.pop(queue.key, None) is not None:

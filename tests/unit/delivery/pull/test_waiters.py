@@ -86,9 +86,7 @@ async def messages_of(poll: Poll[int]) -> list[int]:
 
 async def until_idle(waiters: Waiters[str, int], *keys: str) -> None:
     """Wait until exactly these queues wait for a notification."""
-    await until(
-        lambda: sorted(waiters.waiting_keys()) == sorted(keys) and not waiters._batcher._running
-    )
+    await until(lambda: sorted(waiters.waiting_keys()) == sorted(keys) and not waiters._running)
 
 
 def asked(key: str, most: int, lease_ms: int, holder: str | None = None) -> LeaseRequest[str]:
@@ -617,8 +615,7 @@ async def let_events_happen(
                 (source.gate.set if draw.randrange(3) else source.gate.clear)()
         await asyncio.sleep(0)
     source.gate.set()
-    batcher = waiters._batcher
-    await until(lambda: not (batcher._running or batcher._queued or batcher._exclusive))
+    await until(lambda: not (waiters._running or waiters._batcher))
     for key, joined in polls.items():
         if any(not poll.future.done() for poll in joined):
             assert source.queues.get(key, []) == []
