@@ -21,7 +21,7 @@ import copy
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from rooms.db.queue.claims import ClaimedBatch
 from rooms.domain.delivery_task import DeliveryTask
@@ -45,17 +45,58 @@ _IDLE_TURNS: Final = 4
 
 PartyT = TypeVar("PartyT")
 ClaimT = TypeVar("ClaimT", bound="Claim")
-ClaimT_contra = TypeVar("ClaimT_contra", bound="Claim", contravariant=True)
-MarksT = TypeVar("MarksT", bound="TurnWatermarks[Any]")
 
 
-class ClaimWatermarks:
-    """Keep the low-water marks of one consumer, which may exclude subscriptions for a while."""
+class Claim(Protocol):
+    """Declare what is read of a claim."""
+
+    @property
+    def tasks(self) -> Sequence[DeliveryTask]: ...
+
+    @property
+    def organisations(self) -> Mapping[SubscriptionId, OrganisationId]: ...
+
+    @property
+    def highest_due_us(self) -> Mapping[int, int]: ...
+
+    def count_by_organisation(self) -> Mapping[OrganisationId, int]: ...
+
+
+class CommittedUntil:
+    """Find the time until which claims saw all commits, by the transactions under way."""
 
     def __init__(self) -> None:
+        self._claims: deque[tuple[int, int]] = deque()
+
+    def __call__(self, claim: ClaimedBatch) -> int:
+        """Return it for the latest claim: at most `COMMIT_SLACK_US` before that."""
+        # Whatever is committed from now on began after the latest claim before the oldest
+        # transaction which was under way in this one.
+        claims, earliest = self._claims, claim.at_us - COMMIT_SLACK_US
+        claims.append((claim.at_us, claim.xmax))
+        while len(claims) > 1 and claims[1][1] <= claim.xmin:
+            claims.popleft()
+        at_us, newest = claims[0]
+        while claims[0][0] < earliest:
+            claims.popleft()
+        return max(at_us, earliest) if newest <= claim.xmin else earliest
+
+
+class ClaimWatermarks(Generic[ClaimT]):
+    """Keep the low-water marks of claims that skip the same parties.
+
+    They may exclude subscriptions for a while.
+    """
+
+    def __init__(self, complete_until: Callable[[ClaimT], int], *, slack_us: int) -> None:
+        """Set the time of a claim, in microseconds, until which it saw all that is due.
+
+        Marks stay `slack_us` below it, and below what was taken.
+        """
         self.marks = Watermarks()
         self.excluded_bounds: dict[SubscriptionId, DueWatermarks] = {}
-        self._claims: deque[tuple[int, int]] = deque()
+        self._complete_until = complete_until
+        self._slack_us = slack_us
 
     def reset(self) -> None:
         """Scan the whole queue next."""
@@ -70,33 +111,21 @@ class ClaimWatermarks:
             self.excluded_bounds[identity] = self.marks.bounds
         return self.marks.bounds
 
-    def advance(self, claim: ClaimedBatch, *, exhausted: bool) -> None:
+    def advance(self, claim: ClaimT, *, exhausted: bool) -> None:
         """Raise the marks by what the claim left nothing of; `exhausted`: nothing is left."""
-        complete_us = self._complete_until_us(claim)
+        complete_us = self._complete_until(claim) - self._slack_us
         if exhausted:
-            self.marks.advance(complete_us - START_SLACK_US)
+            self.marks.advance(complete_us)
         elif taken := claim.highest_due_us:
             lowest = min(taken)
-            reached_us = min(taken[lowest], complete_us) - START_SLACK_US
-            self.marks.advance(complete_us - START_SLACK_US, reached=lowest, reached_us=reached_us)
+            reached_us = min(taken[lowest] - self._slack_us, complete_us)
+            self.marks.advance(complete_us, reached=lowest, reached_us=reached_us)
 
-    def _complete_until_us(self, claim: ClaimedBatch) -> int:
-        # Whatever is committed from now on began after the latest claim before the oldest
-        # transaction which was under way in this one.
-        claims, earliest = self._claims, claim.at_us - COMMIT_SLACK_US
-        claims.append((claim.at_us, claim.xmax))
-        while len(claims) > 1 and claims[1][1] <= claim.xmin:
-            claims.popleft()
-        at_us, newest = claims[0]
-        while claims[0][0] < earliest:
-            claims.popleft()
-        return max(at_us, earliest) if newest <= claim.xmin else earliest
-
-    def copy(self) -> "ClaimWatermarks":
+    def copy(self) -> "ClaimWatermarks[ClaimT]":
         """Return marks of their own, at the same positions."""
         return copy.deepcopy(self)
 
-    def absorb(self, other: "ClaimWatermarks") -> None:
+    def absorb(self, other: "ClaimWatermarks[ClaimT]") -> None:
         """Scan also what claims with these other marks left."""
         for identity, bounds in other.excluded_bounds.items():
             own = self.excluded_bounds.get(identity, bounds)
@@ -104,57 +133,33 @@ class ClaimWatermarks:
         self.marks.lower_to(other.marks.bounds)
 
 
-class Claim(Protocol):
-    """Declare what `ClaimTurns` reads of a claim."""
-
-    @property
-    def tasks(self) -> Sequence[DeliveryTask]: ...
-
-    @property
-    def organisations(self) -> Mapping[SubscriptionId, OrganisationId]: ...
-
-    def count_by_organisation(self) -> Mapping[OrganisationId, int]: ...
-
-
-class TurnWatermarks(Protocol[ClaimT_contra]):
-    """Declare the low-water marks of claims that skip the same parties."""
-
-    def advance(self, claim: ClaimT_contra, /, *, exhausted: bool) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def copy(self) -> Self: ...
-
-    def absorb(self, other: Self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class _PartyTurn(Generic[PartyT, MarksT]):
+class _PartyTurn(Generic[PartyT, ClaimT]):
     """Describe a turn of a backlogged party (None: of all others), which skips `excluded`."""
 
     party: PartyT | None
     excluded: Sequence[PartyT]
-    watermarks: MarksT
+    watermarks: ClaimWatermarks[ClaimT]
 
 
 @dataclass(slots=True)
-class _Backlog(Generic[MarksT]):
+class _Backlog(Generic[ClaimT]):
     """Hold the marks of a backlogged party, and the rows of all others before its last claim."""
 
-    watermarks: MarksT
+    watermarks: ClaimWatermarks[ClaimT]
     others_before: int
 
 
-class _PartyTurns(Generic[PartyT, MarksT]):
+class _PartyTurns(Generic[PartyT, ClaimT]):
     """Hold which parties are backlogged, and whose turn it is.
 
     A party is backlogged if a claim of all others was full and one row in `share` was its own.
     After a claim for all others that took nothing, their next one comes after `idle_turns`.
     """
 
-    def __init__(self, watermarks: MarksT, *, share: int, idle_turns: int) -> None:
+    def __init__(self, watermarks: ClaimWatermarks[ClaimT], *, share: int, idle_turns: int) -> None:
         self.others = watermarks
-        self.backlogged: dict[PartyT, _Backlog[MarksT]] = {}
+        self.backlogged: dict[PartyT, _Backlog[ClaimT]] = {}
         """In the order of their turns."""
         self.others_rows = 0
         """The rows that claims for all others took."""
@@ -163,18 +168,18 @@ class _PartyTurns(Generic[PartyT, MarksT]):
         self._turns_left = 0
         """Turns of backlogged parties before that of all others."""
 
-    def next(self) -> _PartyTurn[PartyT, MarksT]:
+    def next(self) -> _PartyTurn[PartyT, ClaimT]:
         """Return the next turn: that of a backlogged party, then that of all others."""
         turn = self.next_backlogged() if self._turns_left else None
         return self.next_of_others() if turn is None else turn
 
-    def next_backlogged(self) -> _PartyTurn[PartyT, MarksT] | None:
+    def next_backlogged(self) -> _PartyTurn[PartyT, ClaimT] | None:
         for party, backlog in self.backlogged.items():
             others = [known for known in self.backlogged if known != party]
             return _PartyTurn(party, others, backlog.watermarks)
         return None
 
-    def next_of_others(self) -> _PartyTurn[PartyT, MarksT]:
+    def next_of_others(self) -> _PartyTurn[PartyT, ClaimT]:
         return _PartyTurn(None, list(self.backlogged), self.others)
 
     def end_turn(self, party: PartyT, *, taken: int, finished: bool) -> None:
@@ -211,7 +216,7 @@ class _PartyTurns(Generic[PartyT, MarksT]):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimTurn(Generic[MarksT]):
+class ClaimTurn(Generic[ClaimT]):
     """Describe one claim, which begins at `watermarks`.
 
     `organisation`: the backlogged one whose turn it is; None: all others. `subscription`: the
@@ -224,19 +229,19 @@ class ClaimTurn(Generic[MarksT]):
     subscription: SubscriptionId | None
     excluded: Sequence[OrganisationId]
     excluded_subscriptions: Sequence[SubscriptionId]
-    watermarks: MarksT
+    watermarks: ClaimWatermarks[ClaimT]
     marks_version: int
     share: int = 0
 
 
-class ClaimTurns(Generic[ClaimT, MarksT]):
+class ClaimTurns(Generic[ClaimT]):
     """Hold which organisations and subscriptions are backlogged, and whose turn it is."""
 
-    def __init__(self, watermarks: MarksT) -> None:
-        self._organisations = _PartyTurns[OrganisationId, MarksT](
+    def __init__(self, watermarks: ClaimWatermarks[ClaimT]) -> None:
+        self._organisations = _PartyTurns[OrganisationId, ClaimT](
             watermarks, share=_ORGANISATION_SHARE, idle_turns=1
         )
-        self._subscriptions: dict[OrganisationId, _PartyTurns[SubscriptionId, MarksT]] = {}
+        self._subscriptions: dict[OrganisationId, _PartyTurns[SubscriptionId, ClaimT]] = {}
         """Of each backlogged organisation; its marks are those of the others among them."""
         self.has_several_organisations = True
         """Without a second organisation no claim in turn is for others."""
@@ -248,26 +253,26 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
         """Return whether a claim is due at once, whatever the last one took."""
         return bool(self._organisations.backlogged)
 
-    def next(self) -> ClaimTurn[MarksT]:
+    def next(self) -> ClaimTurn[ClaimT]:
         """Return the next claim: one for a backlogged organisation, then one for all others."""
         if not self.has_several_organisations and (alone := self.next_backlogged()) is not None:
             return alone
         turn = self._organisations.next()
         return self.next_of_others() if turn.party is None else self._within(turn.party, turn)
 
-    def next_backlogged(self) -> ClaimTurn[MarksT] | None:
+    def next_backlogged(self) -> ClaimTurn[ClaimT] | None:
         """Return the next claim for a backlogged organisation; None: there is none."""
         turn = self._organisations.next_backlogged()
         return None if turn is None or turn.party is None else self._within(turn.party, turn)
 
-    def next_of_others(self) -> ClaimTurn[MarksT]:
+    def next_of_others(self) -> ClaimTurn[ClaimT]:
         """Return the next claim for all that are not backlogged."""
         turn = self._organisations.next_of_others()
         return ClaimTurn(None, None, turn.excluded, (), turn.watermarks, self._marks_version)
 
     def _within(
-        self, organisation: OrganisationId, turn: _PartyTurn[OrganisationId, MarksT]
-    ) -> ClaimTurn[MarksT]:
+        self, organisation: OrganisationId, turn: _PartyTurn[OrganisationId, ClaimT]
+    ) -> ClaimTurn[ClaimT]:
         inner = self._subscriptions[organisation].next()
         organisations = self._organisations
         share = organisations.others_rows - organisations.backlogged[organisation].others_before
@@ -281,12 +286,12 @@ class ClaimTurns(Generic[ClaimT, MarksT]):
             share,
         )
 
-    def scan_all(self) -> ClaimTurn[MarksT]:
+    def scan_all(self) -> ClaimTurn[ClaimT]:
         """Return a claim for the others that begins at the start; so do the next of all."""
         self.reset()
         return self.next_of_others()
 
-    def record(self, turn: ClaimTurn[MarksT], claim: ClaimT, *, exhausted: bool) -> None:
+    def record(self, turn: ClaimTurn[ClaimT], claim: ClaimT, *, exhausted: bool) -> None:
         """Record what a claim took; `exhausted`: it left nothing that is due."""
         if turn.marks_version == self._marks_version:
             turn.watermarks.advance(claim, exhausted=exhausted)

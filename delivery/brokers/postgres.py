@@ -13,7 +13,12 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Final, Self, TypeVar
 
-from delivery.brokers.claim_order import ClaimTurns, ClaimWatermarks
+from delivery.brokers.claim_order import (
+    START_SLACK_US,
+    ClaimTurns,
+    ClaimWatermarks,
+    CommittedUntil,
+)
 from rooms.batching import AdaptiveLinger
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.claims import ClaimedBatch, Outbox
@@ -74,7 +79,9 @@ class PostgresConsumer:
         """
         self._unsettled_bytes = 0
         self._excluded: frozenset[SubscriptionId] = frozenset()
-        self._turns = ClaimTurns[ClaimedBatch, ClaimWatermarks](ClaimWatermarks())
+        self._turns = ClaimTurns(
+            ClaimWatermarks[ClaimedBatch](CommittedUntil(), slack_us=START_SLACK_US)
+        )
         self._rows_of_a_turn = _BATCH
         """As many as the last large claim took in `_TURN_S`."""
         self._others_until = 0.0

@@ -7,14 +7,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, TypeVar
 
-from delivery.brokers.claim_order import ClaimTurn, ClaimTurns
-from delivery.relay.backlog import RelayWatermarks, put_behind
+from delivery.brokers.claim_order import COMMIT_SLACK_US, ClaimTurn, ClaimTurns, ClaimWatermarks
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.orphans import sideline_without_message
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import SubscriptionId, room_of
+from rooms.domain.ids import OrganisationId, SubscriptionId, room_of
 from rooms.domain.state_machine import Reason, State, SubscriptionType
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.metrics import Metrics
@@ -57,6 +56,11 @@ _T = TypeVar("_T")
 _STORAGE_ERRORS: Final = (StorageUnavailableError, StorageRefusedError)
 
 
+def relay_watermarks() -> ClaimWatermarks[RelayBatch]:
+    """Return low-water marks of the outbox, below what transactions under way may commit."""
+    return ClaimWatermarks(lambda batch: batch.at_us, slack_us=COMMIT_SLACK_US)
+
+
 def linger_s(found: int, elapsed_s: float) -> float:
     """Return the linger before the next claim.
 
@@ -91,7 +95,7 @@ class Relay:
         self._claim_s = claim_s
         self._poll_s = poll_s
         self._batch = batch
-        self._turns = ClaimTurns[RelayBatch, RelayWatermarks](RelayWatermarks())
+        self._turns = ClaimTurns(relay_watermarks())
         self._next_full_scan_s = 0.0
         self._dead_relays: list[int] = []
         self._next_dead_check_s = 0.0
@@ -174,7 +178,7 @@ class Relay:
         await claimed.put(None)
 
     async def _try_claim(
-        self, turn: ClaimTurn[RelayWatermarks] | None, limit: int, begun_s: float
+        self, turn: ClaimTurn[RelayBatch] | None, limit: int, begun_s: float
     ) -> RelayBatch | None:
         """Claim in a turn (None: that of all others); return None after an error."""
         try:
@@ -186,7 +190,7 @@ class Relay:
         return batch
 
     async def _claim(
-        self, turn: ClaimTurn[RelayWatermarks] | None, limit: int, begun_s: float
+        self, turn: ClaimTurn[RelayBatch] | None, limit: int, begun_s: float
     ) -> RelayBatch:
         if begun_s >= self._next_dead_check_s:
             known, self._dead_relays = self._dead_relays, await self._outgoing.dead_relays()
@@ -215,7 +219,7 @@ class Relay:
             if not self._turns.is_backlogged(turn.organisation):
                 # What came since is for the other claims, which may have skipped it.
                 self._wake.set()
-            put_behind(batch, turn.organisation, share=turn.share)
+            _put_behind(batch, turn.organisation, share=turn.share)
         if full_scan and self._next_full_scan_s == math.inf:
             ended_s = self._clock.monotonic()
             rest_s = max(FULL_SCAN_INTERVAL_S, FULL_SCAN_SHARE * (ended_s - begun_s))
@@ -465,3 +469,18 @@ async def relay_until_stopped(
             poll_s=poll_s,
         )
         await working.run(stop)
+
+
+def _put_behind(batch: RelayBatch, organisation: OrganisationId, *, share: int) -> None:
+    """Let the broker hand out a backlogged organisation's PUSH tasks after those of others.
+
+    The first `share` tasks keep their place: as many as all others had in their last turn. So
+    others that never pause do not keep this organisation from its share of the workers.
+    """
+    for task in batch.tasks:
+        if (
+            task.kind is SubscriptionType.PUSH
+            and batch.organisations.get(task.subscription_id) == organisation
+        ):
+            task.behind = share <= 0
+            share -= 1

@@ -14,6 +14,7 @@ from delivery.brokers.claim_order import (
     START_SLACK_US,
     ClaimTurns,
     ClaimWatermarks,
+    CommittedUntil,
 )
 from rooms.db.queue.claims import ClaimedBatch
 from rooms.domain.delivery_task import PRIORITIES
@@ -25,6 +26,10 @@ T0 = 1_750_000_000_000_000
 ONE, TWO = SubscriptionId("one"), SubscriptionId("two")
 
 
+def new_watermarks() -> ClaimWatermarks[ClaimedBatch]:
+    return ClaimWatermarks(CommittedUntil(), slack_us=START_SLACK_US)
+
+
 def claim(
     at_us: int, *, oldest: int = 10, newest: int = 10, taken: dict[int, int] | None = None
 ) -> ClaimedBatch:
@@ -34,18 +39,18 @@ def claim(
 
 
 def test_the_first_claim_scans_everything() -> None:
-    assert ClaimWatermarks().lower_bounds(NO_EXCLUSIONS) == (0,) * PRIORITIES
+    assert new_watermarks().lower_bounds(NO_EXCLUSIONS) == (0,) * PRIORITIES
 
 
 def test_after_an_exhausting_claim_all_marks_are_just_below_it() -> None:
-    watermarks = ClaimWatermarks()
+    watermarks = new_watermarks()
     watermarks.advance(claim(T0), exhausted=True)
     assert watermarks.lower_bounds(NO_EXCLUSIONS) == (T0 - START_SLACK_US,) * PRIORITIES
 
 
 def test_after_a_full_batch_only_what_it_reached_is_marked() -> None:
     """Above the lowest priority taken nothing is left; in it there may be more from its last due time on."""
-    watermarks = ClaimWatermarks()
+    watermarks = new_watermarks()
     watermarks.advance(claim(T0, taken={9: T0 - 5_000_000, 4: T0 - 9_000_000}), exhausted=False)
     low = watermarks.lower_bounds(NO_EXCLUSIONS)
     assert low[:5] == (T0 - START_SLACK_US,) * 5
@@ -54,7 +59,7 @@ def test_after_a_full_batch_only_what_it_reached_is_marked() -> None:
 
 
 def test_a_reset_scans_everything_again() -> None:
-    watermarks = ClaimWatermarks()
+    watermarks = new_watermarks()
     watermarks.lower_bounds(frozenset({ONE}))
     watermarks.advance(claim(T0), exhausted=True)
     watermarks.reset()
@@ -62,7 +67,7 @@ def test_a_reset_scans_everything_again() -> None:
 
 
 def test_a_transaction_under_way_holds_the_marks_at_the_claim_before_it() -> None:
-    watermarks = ClaimWatermarks()
+    watermarks = new_watermarks()
     watermarks.advance(claim(T0, oldest=10, newest=10), exhausted=True)
     watermarks.advance(
         claim(T0 + 100_000, oldest=10, newest=12), exhausted=True
@@ -77,18 +82,19 @@ def test_a_transaction_under_way_holds_the_marks_at_the_claim_before_it() -> Non
 
 
 def test_a_transaction_that_takes_long_holds_them_only_so_far() -> None:
-    watermarks = ClaimWatermarks()
+    committed_until = CommittedUntil()
+    watermarks = ClaimWatermarks(committed_until, slack_us=START_SLACK_US)
     for step in range(100):
         watermarks.advance(claim(T0 + step * 100_000, oldest=5, newest=10 + step), exhausted=True)
     assert (
         watermarks.lower_bounds(NO_EXCLUSIONS)[0]
         == T0 + 99 * 100_000 - COMMIT_SLACK_US - START_SLACK_US
     )
-    assert len(watermarks._claims) < 10, "looks of long ago are forgotten"
+    assert len(committed_until._claims) < 10, "looks of long ago are forgotten"
 
 
 def test_excluded_tasks_are_seen_again_when_they_are_admitted() -> None:
-    watermarks = ClaimWatermarks()
+    watermarks = new_watermarks()
     watermarks.advance(claim(T0), exhausted=True)
     watermarks.lower_bounds(frozenset({ONE}))
     watermarks.advance(claim(T0 + 1_000_000), exhausted=True)
@@ -131,7 +137,7 @@ def test_a_queue_that_commits_late_is_claimed_whole(seed: int, slowness: float) 
             Row(at, ends, number, chance.randrange(10), chance.choice([ONE, TWO]))
             for _ in range(chance.randrange(4))
         ]
-    watermarks, left = ClaimWatermarks(), list(rows)
+    watermarks, left = new_watermarks(), list(rows)
 
     def scan(now: int, excluded: frozenset[SubscriptionId], limit: int) -> int:
         low = watermarks.lower_bounds(excluded)
@@ -169,7 +175,7 @@ def test_a_queue_that_commits_late_is_claimed_whole(seed: int, slowness: float) 
 
 @pytest.mark.parametrize("priority", range(PRIORITIES))
 def test_marks_run_from_the_highest_priority_to_the_lowest(priority: int) -> None:
-    watermarks = ClaimWatermarks()
+    watermarks = new_watermarks()
     watermarks.advance(claim(T0, taken={priority: T0 - 1}), exhausted=False)
     low = watermarks.lower_bounds(NO_EXCLUSIONS)
     assert low[PRIORITIES - 1 - priority] == T0 - 1 - START_SLACK_US
@@ -183,7 +189,7 @@ class Queue:
     An owner is an organisation with one subscription, or `organisation/subscription`.
     """
 
-    turns: ClaimTurns[ClaimedBatch, ClaimWatermarks]
+    turns: ClaimTurns[ClaimedBatch]
     limit: int
     rows: list[tuple[int, str]]
     now_us: int = T0
@@ -226,8 +232,8 @@ def organisation_of(owner: str) -> OrganisationId:
     return OrganisationId(owner.partition("/")[0])
 
 
-def turns() -> ClaimTurns[ClaimedBatch, ClaimWatermarks]:
-    return ClaimTurns(ClaimWatermarks())
+def turns() -> ClaimTurns[ClaimedBatch]:
+    return ClaimTurns(new_watermarks())
 
 
 def test_a_message_waits_for_one_claim_of_a_backlog_of_another_organisation() -> None:

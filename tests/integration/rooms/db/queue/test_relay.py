@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from delivery.relay.backlog import COMMIT_SLACK_US, RelayWatermarks
-from delivery.relay.relay import linger_s
+from delivery.brokers.claim_order import COMMIT_SLACK_US, ClaimWatermarks
+from delivery.relay.relay import linger_s, relay_watermarks
 from rooms.db.queue import relay as records
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter
@@ -369,13 +369,15 @@ async def test_a_claim_skips_subscriptions_and_organisations_and_names_the_owner
     assert batch.row_count == 0
 
 
-def advance(watermarks: RelayWatermarks, batch: RelayBatch, *, limit: int) -> tuple[int, ...]:
+def advance(
+    watermarks: ClaimWatermarks[RelayBatch], batch: RelayBatch, *, limit: int
+) -> tuple[int, ...]:
     watermarks.advance(batch, exhausted=batch.left_nothing_due(limit))
     return watermarks.marks.bounds
 
 
 def test_the_marks_rise_by_what_was_left_nothing_of() -> None:
-    low, most = RelayWatermarks(), 10_000_000 - COMMIT_SLACK_US
+    low, most = relay_watermarks(), 10_000_000 - COMMIT_SLACK_US
     assert low.marks.bounds == (0,) * 10
     four = 4_000_000 - COMMIT_SLACK_US
     full = seen(found=10, taken=10, p9=8_000_000, p4=4_000_000)
