@@ -163,11 +163,30 @@ def _check_payload(receipt: Receipt, payload: bytes) -> None:
             f"payload differs: the receipt is about SHA-256 {receipt.sha256}, and the payload has"
             f" {found}"
         )
+    if receipt.payload_bytes != len(payload):
+        raise EvidenceError(
+            f"payload differs: the receipt is about {receipt.payload_bytes} bytes, and the payload"
+            f" has {len(payload)}"
+        )
+
+
+def _check_publisher(receipt: Receipt, given: ReceiptSignature) -> None:
+    """Refuse a receipt that names one publisher, and another one as the signature's."""
+    named = receipt.publisher
+    if named is None:
+        return
+    found = named.organisation_id, named.organisation
+    if found != (given.organisation_id, given.organisation):
+        raise EvidenceError(
+            f"identity differs: the receipt names the publisher {found[0]!r} ({found[1]!r}), and"
+            f" the signature is of {given.organisation_id!r} ({given.organisation!r})"
+        )
 
 
 def _verify_publisher(
     receipt: Receipt, given: ReceiptSignature, trusted: Mapping[str, PublicKey] | None
 ) -> tuple[SignedStatement, str]:
+    _check_publisher(receipt, given)
     signature = read_signature(given.jws)
     key = public_key(given.key)
     if trusted is not None:

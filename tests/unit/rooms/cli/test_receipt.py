@@ -13,7 +13,7 @@ from rooms.evidence.message_signature import (
     read_signature,
     read_statement,
 )
-from rooms.evidence.receipt import ReceiptPublisher, sign_receipt
+from rooms.evidence.receipt import sign_receipt
 from tests.support.cli_runner import Terminal
 from tests.support.fake_api import Answer, FakeRooms, Seen
 from tests.unit.rooms.evidence.test_evidence import (
@@ -29,8 +29,7 @@ def folder(tmp_path: Path) -> Path:
     """Return a folder with a receipt, the keys to verify it, and the payload."""
     place = tmp_path / "evidence"
     place.mkdir()
-    receipt = a_receipt(publisher=ReceiptPublisher(organisation="health", key_id="k"))
-    (place / "receipt").write_text(sign_receipt(receipt, INSTALLATION))
+    (place / "receipt").write_text(sign_receipt(a_receipt(), INSTALLATION))
     (place / "jwks").write_text(json.dumps({"keys": [INSTALLATION.public.to_jwk()]}))
     (place / "publisher").write_text(json.dumps(PUBLISHERS[0].public.to_jwk()))
     (place / "other").write_text(json.dumps(PUBLISHERS[1].public.to_jwk()))
@@ -51,6 +50,7 @@ def test_a_receipt_is_verified_without_a_service(terminal: Terminal, folder: Pat
         ROOMS_URL="http://127.0.0.1:1",
     )
     assert "proved: signed by rooms:rooms/default 2026-11-23T08:00:10Z" in shown
+    assert "from                   health, API key k\n" in shown
     assert "equal to" in shown
     assert "valid, of health, id o-1" in shown
     assert "found in" in shown

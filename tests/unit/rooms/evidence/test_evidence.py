@@ -35,6 +35,7 @@ from rooms.evidence.message_signature import (
 from rooms.evidence.receipt import (
     Receipt,
     ReceiptDelivery,
+    ReceiptPublisher,
     ReceiptSignature,
     read_keys,
     sign_receipt,
@@ -51,6 +52,7 @@ IDENTITY: Final = MessageIdentity(
     ordering_key="k",
 )
 PAYLOAD: Final = b'{"a": 1}'
+OTHER: Final = "01900000-0000-7000-8000-000000000003"
 _FIELDS: Final = ("publisher", "room", "event_type", "version", "id", "ordering_key")
 INSTALLATION: Final = ed25519_key(bytes(range(32)))
 OWN_KEYS: Final = {INSTALLATION.public.kid: INSTALLATION.public}
@@ -67,6 +69,7 @@ def a_receipt(**fields: Any) -> Receipt:
     key = fields.pop("key", PUBLISHERS[0])
     jws = fields.pop("jws", None) or sign_message(key, IDENTITY, PAYLOAD)
     jwk = fields.pop("jwk", None) or replace(key.public, valid_from=NOW).to_jwk()
+    organisation_id = fields.pop("organisation_id", IDENTITY.publisher)
     plain: dict[str, Any] = {
         "iss": "rooms:rooms/default",
         "iat": int(NOW.timestamp()) + 10,
@@ -82,8 +85,11 @@ def a_receipt(**fields: Any) -> Receipt:
         "ordering_key": IDENTITY.ordering_key,
         "sha256": payload_hash(PAYLOAD),
         "payload_bytes": len(PAYLOAD),
+        "publisher": ReceiptPublisher(
+            organisation_id=IDENTITY.publisher, organisation="health", key_id="k"
+        ),
         "signature": ReceiptSignature(
-            jws=jws, key=jwk, organisation_id=IDENTITY.publisher, organisation="health"
+            jws=jws, key=jwk, organisation_id=organisation_id, organisation="health"
         ),
     }
     return Receipt(**{**plain, **fields})
@@ -236,12 +242,27 @@ def late(seconds: int) -> int:
     return int(NOW.timestamp()) + seconds
 
 
+def publisher(organisation_id: str | None, organisation: str = "health") -> ReceiptPublisher:
+    return ReceiptPublisher(organisation_id=organisation_id, organisation=organisation)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"sha256": payload_hash(b"x")}, "payload differs"),
         ({"room": 1}, "identity differs: it signs room"),
         ({"event_type": "order.paid"}, "identity differs: it signs event_type"),
+        ({"version": 3}, "identity differs: it signs version"),
+        (
+            {"organisation_id": OTHER, "publisher": publisher(OTHER)},
+            "identity differs: it signs publisher",
+        ),
+        ({"publisher": publisher(OTHER)}, "the receipt names the publisher .*'health'"),
+        ({"publisher": publisher(None)}, "the receipt names the publisher None"),
+        (
+            {"publisher": publisher(IDENTITY.publisher, "police")},
+            "the receipt names the publisher .*'police'.*signature is of .*'health'",
+        ),
         ({"id": "o-2"}, "identity differs: it signs id"),
         ({"ordering_key": None}, "identity differs: it signs ordering_key"),
         ({"jwk": PUBLISHERS[1].public.to_jwk()}, "another key made it"),
@@ -276,6 +297,9 @@ def test_a_receipt_needs_its_key_and_its_time() -> None:
         verify_receipt(forged, OWN_KEYS)
     with pytest.raises(EvidenceError, match="payload differs"):
         verify_receipt(text, OWN_KEYS, payload=b"other")
+    longer = sign_receipt(a_receipt(payload_bytes=999), INSTALLATION)
+    with pytest.raises(EvidenceError, match=r"payload differs: .* 999 bytes, .* has 8"):
+        verify_receipt(longer, OWN_KEYS, payload=PAYLOAD)
     ended = replace(INSTALLATION.public, valid_until=end_of(NOW))
     with pytest.raises(EvidenceError, match="had ended"):
         verify_receipt(sign_receipt(a_receipt(iat=late(GRACE_S)), INSTALLATION), {ended.kid: ended})
@@ -296,6 +320,12 @@ def test_a_receipt_needs_its_key_and_its_time() -> None:
 def test_signed_bytes_that_are_no_receipt_are_refused(claims: bytes) -> None:
     with pytest.raises(EvidenceError, match="has another form"):
         verify_receipt(sign(claims, INSTALLATION, "rooms-receipt+jws"), OWN_KEYS)
+
+
+def test_a_receipt_that_hides_its_publisher_holds() -> None:
+    """Earlier versions named no publisher to subscribers."""
+    text = sign_receipt(a_receipt(publisher=None, id=None), INSTALLATION)
+    assert verify_receipt(text, OWN_KEYS).statement is not None
 
 
 def test_a_receipt_of_a_later_version_may_say_more() -> None:
