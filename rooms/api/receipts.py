@@ -78,7 +78,8 @@ async def read_receipt(
     """Return what was accepted, from which organisation and when, and what became of it, signed.
 
     It states what the caller may see of the message now: the room's owner everything, the publisher
-    its message and counts of deliveries, a subscriber its own deliveries. To a key that has only
+    its message and counts of deliveries, a subscriber its own deliveries. Who published is named to
+    a subscriber once the message may be sent to it, without the API key. To a key that has only
     the scope `view` it says nothing about the payload. At most 500 deliveries are listed. Messages
     end with the retention; keep receipts that must last longer.
     """
@@ -128,9 +129,9 @@ async def _receipt(
     message = await find_message(connection, room.id, identity)
     _, states = await delivery_states(connection, room.id, identity, view.counted_deliveries())
     listed = await deliveries_of_message(connection, view, after=None, limit=MAX_DELIVERIES + 1)
-    sees_publisher = view.sees_counts
     signature = None
-    shown = reads_payload and await is_payload_visible(connection, view)
+    is_sent = await is_payload_visible(connection, view)
+    shown = reads_payload and is_sent
     whose = message.publisher_organisation_id or room.organisation_id
     members = await find_members(connection, [whose])
     if shown:
@@ -150,10 +151,13 @@ async def _receipt(
         states={state.value: count for state, count in sorted(states.items())},
         deliveries=[_delivery(one, view) for one in listed[:MAX_DELIVERIES]],
         more_deliveries=len(listed) > MAX_DELIVERIES,
-        id=message.caller_id if sees_publisher else None,
+        id=message.caller_id if view.sees_counts else None,
         ordering_key=message.ordering_key,
         correlation_id=message.correlation_id,
-        publisher=_publisher(message, whose, members) if sees_publisher else None,
+        # What was sent named it, but not its key.
+        publisher=_publisher(message, whose, members, names_key=view.sees_counts)
+        if is_sent
+        else None,
         sha256=payload_hash(payload) if shown else None,
         payload_bytes=len(payload) if shown else None,
         signature=signature,
@@ -164,6 +168,8 @@ def _publisher(
     message: MessageRecord,
     whose: OrganisationId,
     members: Mapping[OrganisationId, ListedOrganisation],
+    *,
+    names_key: bool,
 ) -> ReceiptPublisher | None:
     if message.publisher_id is None:
         return None  # Rooms itself published it
@@ -172,7 +178,7 @@ def _publisher(
         organisation_id=whose,
         organisation=None if member is None else member.name,
         application=message.application,
-        key_id=message.publisher_id,
+        key_id=message.publisher_id if names_key else None,
     )
 
 

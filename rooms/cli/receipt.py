@@ -113,7 +113,8 @@ def _show(
         publisher = receipt.publisher
         named = publisher.organisation or publisher.organisation_id
         application = f", application {publisher.application}" if publisher.application else ""
-        out.line(f"  from                   {named}{application}, API key {publisher.key_id}")
+        key = f", API key {publisher.key_id}" if publisher.key_id else ""
+        out.line(f"  from                   {named}{application}{key}")
     if receipt.sha256 is not None:
         compared = f"equal to {payload}" if payload is not None else "not compared: --payload FILE"
         out.line(f"  payload                {receipt.payload_bytes} bytes, {compared}")

@@ -23,7 +23,7 @@ MAX_KEYS: Final = 1000
 
 
 class ReceiptPublisher(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Name who published: organisation, application and API key."""
+    """Name who published: organisation and application; the API key to owner and publisher only."""
 
     organisation_id: str | None = None
     organisation: str | None = None
@@ -59,9 +59,9 @@ class ReceiptDelivery(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Describe a message as the installation `iss` knew it at `iat` (epoch seconds).
 
-    What the asker may not see is left out: `publisher` and `id` (the publisher's own), and
-    `sha256`, `payload_bytes` and `signature` while it may not read the payload. `states` counts
-    deliveries by state; `more_deliveries`: not all of them are listed.
+    What the asker may not see is left out: `id` (the publisher's own), `publisher` until the
+    message may be sent to it, and `sha256`, `payload_bytes` and `signature` while it may not read
+    the payload. `states` counts deliveries by state; `more_deliveries`: not all of them are listed.
     """
 
     iss: str

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from rooms.api import receipts
@@ -68,7 +69,9 @@ async def register(api: Api, key: str, algorithm: str = "EdDSA") -> SigningKey:
     return made
 
 
-async def publish(api: Api, key: str, room: int, signature: str, **fields: Any) -> str:
+async def publish(
+    api: Api, key: str, room: int, signature: str | None = None, **fields: Any
+) -> str:
     """Publish the payload byte for byte, and return the message's id."""
     named = {"event_type": EVENT_TYPE, "version": 1, "id": "m-1", **fields}
     payload = named.pop("payload", PAYLOAD)
@@ -159,6 +162,8 @@ async def test_a_receipt_says_what_its_asker_may_see(
     assert owner.publisher is not None
     assert owner.publisher.organisation_id == world.organisations[PUBLISHER]
     assert owner.publisher.key_id is not None
+    assert seen[PUBLISHER].publisher == owner.publisher
+    assert owner.id == "named-publisher"
     assert owner.fanout == sum(owner.states.values()) == len(owner.deliveries) == 4
     assert owner.sha256 == payload_hash(b"{}")
     assert owner.payload_bytes == 2
@@ -167,16 +172,30 @@ async def test_a_receipt_says_what_its_asker_may_see(
     assert seen[PUBLISHER].deliveries == []
 
     subscriber = seen[SUBSCRIBER]
-    assert subscriber.publisher is None
+    assert subscriber.publisher == msgspec.structs.replace(owner.publisher, key_id=None)
+    assert subscriber.id is None
     assert subscriber.fanout == sum(subscriber.states.values()) == 1
     [delivery] = subscriber.deliveries
     assert delivery.subscription_id == world.paths["subscription_id"][SUBSCRIBER]
     assert subscriber.sha256 == owner.sha256
 
     suspended = seen[SUSPENDED]
-    assert (suspended.sha256, suspended.payload_bytes) == (None, None)
+    assert (suspended.publisher, suspended.sha256, suspended.payload_bytes) == (None, None, None)
     refused = await api.call("GET", f"/messages/{message}/receipt", world.keys[STRANGER])
     assert refused.status_code == 404
+
+
+async def test_a_receipt_names_the_application_as_the_webhook_does(
+    api: Api, world: World, shared: Shared
+) -> None:
+    body = {"name": "billing", "scopes": ["publish"], "application": "billing"}
+    key = await api.made("/keys", body, world.keys[PUBLISHER])
+    message = await publish(api, key["key"], shared.room)
+    for role, key_id in ((OWNER, key["id"]), (SUBSCRIBER, None)):
+        publisher = (await proved(api, world.keys[role], message)).receipt.publisher
+        assert publisher is not None
+        assert publisher.organisation_id == world.organisations[PUBLISHER]
+        assert (publisher.application, publisher.key_id) == ("billing", key_id)
 
 
 async def test_a_signature_is_hidden_with_its_payload(

@@ -13,10 +13,11 @@ from rooms.evidence.message_signature import (
     read_signature,
     read_statement,
 )
-from rooms.evidence.receipt import sign_receipt
+from rooms.evidence.receipt import ReceiptPublisher, sign_receipt
 from tests.support.cli_runner import Terminal
 from tests.support.fake_api import Answer, FakeRooms, Seen
 from tests.unit.rooms.evidence.test_evidence import (
+    IDENTITY,
     INSTALLATION,
     PAYLOAD,
     PUBLISHERS,
@@ -191,3 +192,13 @@ def test_a_receipt_may_hide_the_payload(terminal: Terminal, folder: Path) -> Non
     shown = terminal.done(*options(folder))
     assert "publisher's signature  none" in shown
     assert "SHA-256" not in shown
+
+
+def test_a_receipt_of_a_subscriber_names_no_api_key(terminal: Terminal, folder: Path) -> None:
+    publisher = ReceiptPublisher(
+        organisation_id=IDENTITY.publisher, organisation="health", application="billing"
+    )
+    receipt = a_receipt(publisher=publisher, id=None)
+    (folder / "receipt").write_text(sign_receipt(receipt, INSTALLATION))
+    shown = terminal.done(*options(folder))
+    assert "from                   health, application billing\n" in shown
