@@ -16,13 +16,18 @@ from rooms.db.connection import autocommit, transaction
 from rooms.db.processes import RUNNING_S
 from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms
-from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.ids import OrganisationId, RoomId, first_id
 from rooms.domain.quota import ORGANISATION, Quotas, Subject, organisation_subject, room_subject
 from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
 
 _MARGIN: Final = timedelta(seconds=10)
 """A row shows its time only when it is committed, which may be later."""
 _DAYS_KEPT: Final = 2
+_MAX_UNCOUNTED: Final = 50_000
+"""Rows of the log that are read where a limit is set: more than a busy installation writes in ten
+seconds, after which usage has counted them."""
+_CLOCK_MARGIN_MS: Final = 3_600_000
+"""An id is of the publishing process's clock, a row's time of PostgreSQL's."""
 _API_KINDS: Final = "('serve', 'standalone')"
 _DAY: Final = "(now() AT TIME ZONE 'UTC')::date"
 _ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED_STATUSES))
@@ -52,12 +57,34 @@ SELECT now() AS now, {_DAY} AS day,
     bindparam("messages", type_=ARRAY(BigInteger)),
     bindparam("bytes", type_=ARRAY(BigInteger)),
 )
-# What was published before the limit was set counts, too.
+_DAY_BEGIN: Final = text(f"SELECT {_DAY}::timestamp AT TIME ZONE 'UTC'")
+# Only by the index of transactions are the newest rows found without reading the whole day.
+_BY_TRANSACTION: Final = text("""
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan', 'off', true), set_config('jit', 'off', true)
+""")
+_BY_ANY_PLAN: Final = text("""
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_indexscan', 'on', true)
+""")
+# What was published before the limit was set counts, too: what usage has counted, and the rows of the
+# transactions after its mark. Both are of one snapshot, so each row is in one of them.
 _SEED: Final = text(f"""
+WITH mark AS MATERIALIZED (
+    SELECT counted_xid, since FROM usage_mark WHERE coalesce(system, '') IN ('', (SELECT system_identifier::text FROM pg_control_system()))
+), newest AS MATERIALIZED (
+    SELECT room_id, message_id, kind, ts, payload_bytes FROM log_entries
+    WHERE (xid::text::bigint) >= (SELECT counted_xid FROM mark) AND message_id >= CAST(:first AS uuid) LIMIT {_MAX_UNCOUNTED}
+), uncounted AS (
+    SELECT count(*)::int8 AS messages, coalesce(sum(payload_bytes), 0)::int8 AS bytes FROM newest l
+    WHERE kind = 'published' AND ts >= greatest(CAST(:day AS timestamptz), (SELECT since FROM mark)) AND (room_id = :room OR CAST(:organisation AS uuid) = (
+        SELECT coalesce(m.publisher_organisation_id, r.organisation_id) FROM messages m JOIN rooms r ON r.id = m.room_id
+        WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
+    ))
+), counted AS (
+    SELECT coalesce(sum(u.messages), 0)::int8 AS messages, coalesce(sum(u.bytes), 0)::int8 AS bytes FROM usage_hours u
+    WHERE u.hour >= CAST(:day AS timestamptz) AND (u.organisation_id = CAST(:organisation AS uuid) OR u.room_id = :room)
+)
 INSERT INTO quota_days AS q (subject, day, messages, bytes, at)
-SELECT :subject, {_DAY}, coalesce(sum(u.messages), 0), coalesce(sum(u.bytes), 0), clock_timestamp() FROM usage_hours u
-WHERE u.hour >= {_DAY}::timestamp AT TIME ZONE 'UTC'
-    AND (u.organisation_id = CAST(:organisation AS uuid) OR u.room_id = :room)
+SELECT :subject, {_DAY}, c.messages + n.messages, c.bytes + n.bytes, clock_timestamp() FROM counted c, uncounted n
 ON CONFLICT (subject, day) DO UPDATE SET messages = greatest(q.messages, excluded.messages),
     bytes = greatest(q.bytes, excluded.bytes), at = excluded.at
 """)  # noqa: S608 - constants of this package
@@ -184,8 +211,10 @@ async def set_quotas(
 ) -> None:
     """Store the limits of one of the two; the caller has locked its row.
 
-    A room's plan version must be counted up in the same transaction.
+    A room's plan version must be counted up in the same transaction. Where days were not counted,
+    the day so far is their first count.
     """
+    before = await find_quotas(connection, organisation=organisation, room=room)
     values = {"quotas": quotas.to_document()}
     if room is not None:
         await connection.execute(update(rooms).where(rooms.c.id == room).values(**values))
@@ -193,8 +222,18 @@ async def set_quotas(
         await connection.execute(
             update(organisations).where(organisations.c.id == organisation).values(**values)
         )
-    if quotas.counts_days:
-        await connection.execute(_SEED, _identities(organisation, room))
+    if quotas.counts_days and not before.counts_days:
+        await _count_day_so_far(connection, _identities(organisation, room))
+
+
+async def _count_day_so_far(
+    connection: AsyncConnection, identities: Mapping[str, str | int | None]
+) -> None:
+    day: datetime = (await connection.execute(_DAY_BEGIN)).scalar_one()
+    first = first_id(int(day.timestamp() * 1000) - _CLOCK_MARGIN_MS)
+    await connection.execute(_BY_TRANSACTION)
+    await connection.execute(_SEED, {**identities, "day": day, "first": first})
+    await connection.execute(_BY_ANY_PLAN)
 
 
 async def find_quotas(

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
+from uuid import uuid4
 
 import pytest
 
+from delivery.maintenance.usage import count_usage
 from rooms.db import quotas as records
 from rooms.db.connection import open_engine, transaction
 from rooms.db.quotas import Published, QuotaState
@@ -433,6 +435,45 @@ async def test_a_limit_that_is_set_later_counts_the_day_so_far(world: World) -> 
     assert world.used(room_subject(world.room)) == (7, 70)
     await world.keeper.sync()
     await refused(world, QuotaLimit.MESSAGES_PER_DAY, quotas=Quotas(messages_per_day=7))
+
+
+@pytest.mark.parametrize("counted", [None, 0, 3, 5])
+async def test_a_limit_that_is_set_later_counts_what_usage_has_not_counted_yet(
+    world: World, counted: int | None
+) -> None:
+    """Each message of the day counts once, however many usage has counted; None: it never has."""
+    organisation, other = world.principal.organisation_id, OrganisationId(str(uuid4()))
+    first = world.room
+    engine = open_engine(world.data.url, size=2)
+
+    async def limit(**whose: Any) -> None:
+        async with transaction(engine) as connection:
+            await records.set_quotas(connection, Quotas(messages_per_day=9), **whose)
+
+    try:
+        for number in range(6):
+            if number == counted:
+                await count_usage(engine, lambda: True)
+            if number == 5:  # into another room
+                world.room = world.data.room()
+                world.data.event_type(world.room)
+            await world.publish("ab")
+            if number == 0:
+                world.data.run("UPDATE messages SET publisher_organisation_id = %s", other)
+        await limit(organisation=organisation)
+        await limit(organisation=other)
+        await limit(room=first)
+        assert world.used(organisation_subject(organisation)) == (5, 20)
+        assert world.used(organisation_subject(other)) == (1, 4)
+        assert world.used(room_subject(first)) == (5, 20)
+
+        # A limit that is changed counts nothing again: the process adds what the log has already.
+        await world.publish(quotas=Quotas(messages_per_day=9))
+        await limit(organisation=organisation)
+        await world.keeper.sync()
+        assert world.used(organisation_subject(organisation))[0] == 6
+    finally:
+        await engine.dispose()
 
 
 async def test_the_next_day_begins_at_zero() -> None:
