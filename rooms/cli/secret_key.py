@@ -136,6 +136,7 @@ def rotate(session: CliSession, /, *, file_is_shared: bool) -> None:
             {
                 "key": cipher.key_ids[0],
                 "sealed_again": progress.subscriptions,
+                "receipt_keys_sealed_again": progress.receipt_keys,
                 "left": left,
                 "unreadable": progress.unreadable,
             }
@@ -143,9 +144,10 @@ def rotate(session: CliSession, /, *, file_is_shared: bool) -> None:
     if left:
         raise CliError(_left_problem(left, progress))
     if not output.as_json:
+        also = " and the key of receipts" if progress.receipt_keys else ""
         output.line(
-            f"{progress.subscriptions} subscriptions were sealed again with {cipher.key_ids[0]}; "
-            "nothing is left that another key sealed"
+            f"{progress.subscriptions} subscriptions{also} were sealed again with "
+            f"{cipher.key_ids[0]}; nothing is left that another key sealed"
         )
     if settings.secret_key is None:
         output.note(
@@ -329,22 +331,22 @@ def _remedy(settings: "Settings") -> str:
 
 async def _reseal(connection: Connection, cipher: Cipher, output: "Output") -> RotationProgress:
     """Seal again what other keys sealed, until a pass finds nothing."""
-    await reencrypt_receipt_keys(connection, cipher)
     total = RotationProgress()
     since = await current_transaction(connection)
     for number in range(_MAX_PASSES):
-        found = RotationProgress()
+        found = RotationProgress(receipt_keys=await reencrypt_receipt_keys(connection, cipher))
         batches = 0
         while await reencrypt_batch(connection, cipher, found):
             batches += 1
             if batches % _PROGRESS_BATCHES == 0:
                 output.note(f"{total.subscriptions + found.subscriptions} sealed again")
         total.subscriptions += found.subscriptions
+        total.receipt_keys += found.receipt_keys
         total.unreadable, total.unreadable_count = found.unreadable, found.unreadable_count
         if number == 0:
             # One that began before may write what it sealed with the former key.
             await _wait_for_writers(connection, since)
-        elif not found.subscriptions:
+        elif not (found.subscriptions or found.receipt_keys):
             break
     return total
 

@@ -178,10 +178,12 @@ async def encrypt_plain_headers(connection: Connection, cipher: Cipher) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class RotationProgress:
-    """Count what a pass over all subscriptions did."""
+    """Count what a pass over everything that is sealed did."""
 
     subscriptions: int = 0
     """Those that were sealed again."""
+    receipt_keys: int = 0
+    """The same of keys of receipts: there is one at most."""
     unreadable: list[SubscriptionId] = field(default_factory=list)
     """Those with a value that no key opens; the first of them."""
     unreadable_count: int = 0
@@ -222,13 +224,21 @@ async def reencrypt_batch(
     return True
 
 
-async def reencrypt_receipt_keys(connection: Connection, cipher: Cipher) -> None:
-    """Seal the key of receipts with the present secret key. ValueError: no secret key opens it."""
+async def reencrypt_receipt_keys(connection: Connection, cipher: Cipher) -> int:
+    """Seal the key of receipts with the present secret key; return how many keys that were.
+
+    ValueError: no secret key opens it.
+    """
+    done = 0
     cursor = await connection.execute(_RECEIPT_KEYS, {"prefix": cipher.prefix})
     for kid, sealed in await cursor.fetchall():
         purpose = receipt_key_purpose(kid)
         again = cipher.encrypt(cipher.decrypt(sealed, purpose), purpose)
-        await connection.execute(_RESEAL_RECEIPT_KEY, {"kid": kid, "old": sealed, "new": again})
+        updated = await connection.execute(
+            _RESEAL_RECEIPT_KEY, {"kid": kid, "old": sealed, "new": again}
+        )
+        done += updated.rowcount
+    return done
 
 
 def _reencrypted_columns(

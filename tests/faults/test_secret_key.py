@@ -20,6 +20,8 @@ from standardwebhooks.webhooks import Webhook
 
 from rooms.db.connection import psycopg_url
 from rooms.db.secrets import KEY_FILE, key_id, read_secret_keys
+from rooms.evidence.jose import read_jws
+from rooms.evidence.receipt import TYPE
 from rooms.local.postgres import find_binaries
 from rooms.local.services import free_port
 from tests.support.polling import until
@@ -84,9 +86,17 @@ def sealed_by(crew: Crew) -> set[str]:
     rows = crew.rows(
         "SELECT DISTINCT encode(substring(x from 4 for 8), 'hex') FROM subscriptions"
         " CROSS JOIN LATERAL (VALUES (secret), (previous_secret), (sealed_headers)) AS v (x)"
-        " WHERE x IS NOT NULL"
+        " WHERE x IS NOT NULL UNION"
+        " SELECT encode(substring(encrypted_key from 4 for 8), 'hex') FROM receipt_keys"
+        " WHERE encrypted_key IS NOT NULL"
     )
     return {row[0] for row in rows}
+
+
+def receipt_kid(crew: Crew, message: str) -> str:
+    """Return the key that signed a new receipt of the message."""
+    jws = crew.get(f"/messages/{message}/receipt")["receipt"]
+    return read_jws(jws, TYPE).header.kid
 
 
 def await_all(crew: Crew, place: Place, count: int) -> None:
@@ -117,7 +127,7 @@ def publishing(place: Place) -> Iterator[list[str]]:
 
     def publish() -> None:
         while not stop.is_set():
-            accepted.append(str(place.publish(len(accepted))))
+            accepted.append(str(place.publish(len(accepted))["message_id"]))
 
     thread = threading.Thread(target=publish)
     thread.start()
@@ -133,6 +143,7 @@ def test_a_rotation_under_load_loses_nothing(crew: Crew, place: Place, sink: Sin
     hooks = {name: subscribe(place, name) for name in ("a", "b", "c")}
     crew.start("worker")
     crew.start("worker")
+    kid = receipt_kid(crew, str(place.publish("receipt")["message_id"]))
     (before,) = keys(crew)
     new = before
     with publishing(place) as accepted:
@@ -156,7 +167,8 @@ def test_a_rotation_under_load_loses_nothing(crew: Crew, place: Place, sink: Sin
         assert refused.json()["errors"][0]["field"] == "cursor"
         seen = len(accepted)
         until(lambda: len(accepted) > seen + 20, "messages after the end of the old key")
-    count = len(accepted)
+        assert receipt_kid(crew, accepted[-1]) == kid, "the key of receipts is the same"
+    count = len(accepted) + 1
     firsts = {name: hooks[name] for name in ("a", "b", "c")}
     until(
         lambda: all(

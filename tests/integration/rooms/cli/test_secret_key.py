@@ -20,7 +20,8 @@ from rooms.app.stores import process_registration
 from rooms.cli import key_takeover, secret_key
 from rooms.cli.errors import CliError
 from rooms.db import secret_rotation
-from rooms.db.connection import open_connection
+from rooms.db.connection import open_connection, open_engine, transaction
+from rooms.db.receipt_keys import current_key
 from rooms.db.secrets import (
     KEY_FILE,
     MAX_KEYS,
@@ -61,6 +62,16 @@ def names(terminal: Terminal) -> list[str]:
     return [key_id(key) for key in read_secret_keys(None, terminal.data)]
 
 
+async def create_receipt_key(installation: Installation, cipher: Cipher) -> str:
+    """Create the key of receipts, as the first receipt does, and return its `kid`."""
+    engine = open_engine(installation.url, size=1)
+    try:
+        async with transaction(engine) as connection:
+            return (await current_key(connection, cipher, os.urandom)).public.kid
+    finally:
+        await engine.dispose()
+
+
 @asynccontextmanager
 async def worker(installation: Installation, terminal: Terminal) -> AsyncIterator[Cipher]:
     """Keep a worker on record that reads the file, and yield its cipher."""
@@ -75,6 +86,20 @@ async def worker(installation: Installation, terminal: Terminal) -> AsyncIterato
 
         await until(on_record, "the worker to be on record")
         yield cipher
+
+
+async def test_the_key_of_receipts_is_sealed_again(
+    installation: Installation, terminal: Terminal
+) -> None:
+    kid = await create_receipt_key(installation, Cipher(OLD))
+    result = await run(terminal, "rotate")
+    assert result.exit_code == 0, result.stderr
+    assert "0 subscriptions and the key of receipts were sealed again" in result.stdout
+    assert (await run(terminal, "prune")).exit_code == 0
+    (only,) = read_secret_keys(None, terminal.data)
+    assert await create_receipt_key(installation, Cipher(only)) == kid, "it signs as before"
+    again = await asyncio.to_thread(terminal.json, "secret-key", "rotate")
+    assert (again["sealed_again"], again["receipt_keys_sealed_again"], again["left"]) == (0, 1, 0)
 
 
 async def test_a_file_is_rotated_and_pruned(installation: Installation, terminal: Terminal) -> None:
