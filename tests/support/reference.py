@@ -329,15 +329,23 @@ def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fields(schema: Mapping[str, Any]) -> Iterator[str]:
-    properties: Mapping[str, Any] = schema.get("properties", {})
-    if not properties:
-        return
+    rows = list(_rows(schema))
+    if rows:
+        yield from ("| field | type | description |", "| --- | --- | --- |", *rows, "")
+
+
+def _rows(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a row for each field, also of objects within it and where null is allowed, too."""
+    for part in (*schema.get("oneOf", ()), *schema.get("anyOf", ())):
+        yield from _rows(part, prefix)
+    if items := schema.get("items"):
+        yield from _rows(items, f"{prefix[:-1]}[]." if prefix else "[].")
     needed = set(schema.get("required", ()))
-    yield from ("| field | type | description |", "| --- | --- | --- |")
-    for field, inner in properties.items():
+    for field, inner in schema.get("properties", {}).items():
         required = "required. " if field in needed else ""
-        yield f"| `{field}` | {_type(inner)} | {required}{_cell(_description(inner))} |"
-    yield ""
+        name = f"{prefix}{field}"
+        yield f"| `{name}` | {_type(inner)} | {required}{_cell(_description(inner))} |"
+        yield from _rows(inner, f"{name}.")
 
 
 def _description(schema: Mapping[str, Any]) -> str:
