@@ -3,6 +3,7 @@
 Also what a dump, the logs and the list of processes show, and a process with another key.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import threading
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from sqlalchemy.engine import make_url
 from standardwebhooks.webhooks import Webhook
 
 from rooms.db.connection import psycopg_url
-from rooms.db.secrets import KEY_FILE, key_id, read_secret_keys
-from rooms.evidence.jose import read_jws
+from rooms.db.sealing import receipt_key_purpose
+from rooms.db.secrets import KEY_FILE, Cipher, key_id, read_secret_keys
+from rooms.evidence.jose import ed25519_key, read_jws
 from rooms.evidence.receipt import TYPE
 from rooms.local.postgres import find_binaries
 from rooms.local.services import free_port
@@ -31,6 +33,7 @@ from tests.support.service import ROOT
 from tests.support.webhook_sink import Reply, Sink
 
 HEADER = "Bearer s3cret-of-{}"
+VISIBLE = "X-Team=no-secret-of-the-team"
 MANY = 3000
 LIMIT_S = 60.0
 
@@ -293,10 +296,71 @@ def test_a_process_with_another_key_ends_with_one_line(
     assert b64encode(wrong).decode() not in answer.stderr
 
 
+@contextmanager
+def watching_arguments() -> Iterator[set[bytes]]:
+    """Look at the list of processes again and again; yield the arguments that were seen."""
+    seen: set[bytes] = set()
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.02):
+            for entry in Path("/proc").iterdir():
+                if entry.name.isdecimal():
+                    with suppress(OSError):
+                        seen.add((entry / "cmdline").read_bytes())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def subscribe_by_command(crew: Crew, place: Place, name: str) -> Hook:
+    """Create a webhook with a secret header in a file, and one without a secret as an argument."""
+    path = f"/{place.id}/{name}"
+    file = crew.folder / "headers"
+    file.write_text(f"Authorization={HEADER.format(name)}\n")
+    with watching_arguments() as seen:
+        answer = rooms(
+            crew, "--json", "subscription", "create", place.made["name"], name,
+            "--push-url", place.sink.url(path), "--headers-file", str(file), "--header", VISIBLE,
+            settings={
+                "ROOMS_URL": str(crew.http.base_url),
+                "ROOMS_API_KEY": crew.http.headers["authorization"].removeprefix("Bearer "),
+            },
+        )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    arguments = b"".join(seen)
+    assert VISIBLE.encode() in arguments, "the command was seen; this is why there is a file"
+    assert HEADER.format(name).encode() not in arguments
+    made = json.loads(answer.stdout)
+    return Hook(id=made["id"], path=path, secret=made["secret"], destination=made["destination"])
+
+
+def other_secrets(crew: Crew, place: Place) -> list[str]:
+    """Create an API key, links and a receipt; return what each keeps secret."""
+    key = crew.post("/keys", {"name": "dumped", "scopes": ["view"]})["key"]
+    sign_in = crew.post("/sign-in-links", {"name": "ada", "roles": ["owner"]})
+    own = crew.get("/whoami")["organisation"]["id"]
+    portal = crew.post("/portal-links", {"name": "ada", "organisation_id": own})
+    kid = receipt_kid(crew, str(place.publish(0)["message_id"]))
+    ((sealed,),) = crew.rows("SELECT encrypted_key FROM receipt_keys WHERE kid = %s", kid)
+    cipher = Cipher(*read_secret_keys(None, crew.folder))
+    seed = cipher.decrypt(bytes(sealed), receipt_key_purpose(kid))
+    return [
+        key,
+        *(made["path"].partition("token=")[2] for made in (sign_in, portal)),
+        *(seed.hex(), ed25519_key(seed).to_jwk()["d"]),
+    ]
+
+
 def test_no_secret_is_in_a_dump_a_log_or_the_list_of_processes(
     crew: Crew, place: Place, sink: Sink
 ) -> None:
-    hook = subscribe(place, "dumped")
+    hook = subscribe_by_command(crew, place, "dumped")
     other = Place.open(crew, sink)
     old = other.push("old")
     crew.rows(
@@ -310,30 +374,29 @@ def test_no_secret_is_in_a_dump_a_log_or_the_list_of_processes(
         lambda call: Reply(status=500, body=b"heard " + call.headers["authorization"].encode()),
     )
     crew.start("worker")
+    others = other_secrets(crew, other)
     other.publish(1)
     place.publish(1)
-    until(lambda: sink.arrivals(old.path) and len(sink.arrivals(hook.path)) > 1, "calls")
-    assert sink.arrivals(old.path)[0].headers["x-old"] == "s3cret-of-before"
-    assert rooms(crew, "secret-key", "rotate").returncode == 0
+    with watching_arguments() as arguments:
+        until(lambda: sink.arrivals(old.path) and len(sink.arrivals(hook.path)) > 1, "calls")
+        assert sink.arrivals(old.path)[0].headers["x-old"] == "s3cret-of-before"
+        assert rooms(crew, "secret-key", "rotate").returncode == 0
     dump = dumped(crew.database_url)
     assert hook.id.encode() in dump
     assert b"heard ***".hex().encode() in dump or b"heard ***" in dump
     logs = b"".join(log.read_bytes() for log in crew.folder.glob("*.log"))
-    arguments = b"".join(
-        (entry / "cmdline").read_bytes()
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdecimal() and (entry / "cmdline").exists()
-    )
+    assert any(b"secret-key" in one for one in arguments)
     secrets = [
         HEADER.format("dumped"), "s3cret-of-before", hook.secret.removeprefix("whsec_"),
         rotated.removeprefix("whsec_"), old.secret.removeprefix("whsec_"),
-        *(crew.folder / KEY_FILE).read_text().split(),
+        *(crew.folder / KEY_FILE).read_text().split(), *others,
     ]  # fmt: skip
+    assert all(len(secret) > 8 for secret in secrets)
     for secret in secrets:
         for text in (secret.encode(), secret.encode().hex().encode()):
             assert text not in dump
             assert text not in logs
-            assert text not in arguments
+            assert not any(text in one for one in arguments)
 
 
 def dumped(url: str) -> bytes:
