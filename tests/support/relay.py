@@ -173,11 +173,12 @@ async def to_send(
     *subscriptions: SubscriptionId,
     kind: SubscriptionType = SubscriptionType.PUSH,
     count: int = 1,
+    **fields: Any,
 ) -> list[DeliveryTask]:
     """Publish `count` messages whose work rows wait for the relay."""
     copies: list[DeliveryTask] = []
     for _ in range(count):
-        copies += await installation.publish(*subscriptions, kind=kind)
+        copies += await installation.publish(*subscriptions, kind=kind, **fields)
     await installation.queue(*copies, shape=RELAYED)
     return copies
 

@@ -130,7 +130,7 @@ def shared(api: Api, world: World) -> Shared:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_a_signature_reaches_every_subscriber_and_is_proved_by_receipts(
+async def test_a_signature_is_kept_and_proved_by_the_receipt_of_each_role(
     api: Api, world: World, shared: Shared, algorithm: str
 ) -> None:
     key = await register(api, shared.key, algorithm)

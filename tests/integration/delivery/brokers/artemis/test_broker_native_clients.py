@@ -5,6 +5,7 @@ twice by this.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from rooms.backend_urls import parse_stomp_url
 from rooms.clock import SystemClock
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, SubscriptionId
+from rooms.domain.message_headers import SIGNATURE_HEADER
 from rooms.domain.room import destination_name
 from rooms.domain.state_machine import LogKind, Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.local.services import free_port
@@ -48,11 +50,13 @@ async def house(database: str, artemis_url: str) -> AsyncIterator[House]:
         yield opened
 
 
-async def handed_over(house: House, count: int = 1) -> tuple[SubscriptionId, list[DeliveryTask]]:
+async def handed_over(
+    house: House, count: int = 1, **fields: Any
+) -> tuple[SubscriptionId, list[DeliveryTask]]:
     """Return a native subscription with this many deliveries in its queue."""
     native = await house.subscribe(PASSWORD)
     await house.keep()
-    copies = await to_send(house.installation, native, kind=PULL, count=count)
+    copies = await to_send(house.installation, native, kind=PULL, count=count, **fields)
     async with relaying(house.installation.url, house.broker):
         await house.ended(*copies)
     return native, copies
@@ -119,8 +123,11 @@ def steps(messages: Sequence[Message]) -> list[DeliveryId]:
 
 
 async def test_proton_reads_every_field_at_its_amqp_place(house: House) -> None:
-    native, (copy,) = await handed_over(house)
+    signed = {SIGNATURE_HEADER: "a.b.c"}
+    native, (copy,) = await handed_over(house, priority=7, headers=signed)
     (message,) = await by_amqp(house, native, [Delivery.ACCEPTED])
+    assert json.loads(fields(message)["rooms_headers"]) == signed
+    assert copy.priority == 7
     assert (message.correlation_id, message.subject) == (copy.correlation_id, copy.event_type)
     assert (body(message), message.durable, message.priority) == (copy.payload, True, copy.priority)
     assert (
