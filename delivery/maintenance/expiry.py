@@ -3,7 +3,8 @@
 An expiry scan follows the index from the end of the previous scan. Two kinds of rows may be behind
 that position. A publish may take longer to commit than its messages live: each scan starts a little
 earlier, and one in a while a whole minute earlier. Skipped rows (under way, or leased) are kept by
-id until they end. The saved watermark, where a successor starts, never passes either kind.
+id until they end. The saved watermark, where a successor starts, never passes either kind. Beyond
+one batch, organisations take turns (`backlog_turns.py`).
 
 A statement that ends the head of an ordering key advances the key. The repair covers two cases: the
 worker did not know yet that its subscription is ordered, or an operator changed rows by hand. It
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from delivery.maintenance.backlog_turns import BacklogTurns
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.leases.release import LeaseQueries
 from rooms.db.queue.expire import ExpiryBatch, ExpiryQueries
@@ -30,7 +32,7 @@ OVERLAP: Final = timedelta(seconds=2)
 LONG_SCAN_OVERLAP: Final = timedelta(minutes=1)
 LONG_SCAN_EVERY_S: Final = 15.0
 SAVE_WATERMARK_EVERY_S: Final = 10.0
-_FIRST_WATERMARK: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 PAGE_SIZE: Final = 1000
 MAX_PAGES: Final = 5
 """Pages of a repair run: with very many keys the walk takes longer, and costs no more a second."""
@@ -55,21 +57,41 @@ class DeliveryExpirer:
         await self._retry_skipped(should_continue)
         long_scan = self._scanned_to is None or now >= self._next_long_scan_s
         if self._scanned_to is None:
-            self._scanned_to = await self._queries.read_watermark() or _FIRST_WATERMARK
+            self._scanned_to = await self._queries.read_watermark() or _EARLIEST
         low = self._scanned_to - (LONG_SCAN_OVERLAP if long_scan else OVERLAP)
-        while should_continue():
-            batch = await self._queries.expire(low, limit=BATCH + len(self._skipped))
-            more = batch.found >= BATCH + len(self._skipped)
-            self._skipped |= batch.skipped
-            if not more or batch.latest_expiry is None:
-                self._scanned_to = batch.scanned_at
-                if long_scan:
-                    self._next_long_scan_s = now + LONG_SCAN_EVERY_S
-                break
-            low = batch.latest_expiry
+        scanned_to = await self._expire_from(low, should_continue)
+        if scanned_to is not None:
+            self._scanned_to = scanned_to
+            if long_scan:
+                self._next_long_scan_s = now + LONG_SCAN_EVERY_S
         if should_continue() and now >= self._next_save_s:
             await self._queries.save_watermark(min([self._scanned_to, *self._skipped.values()]))
             self._next_save_s = now + SAVE_WATERMARK_EVERY_S
+
+    async def _expire_from(self, low: datetime, should_continue: ShouldContinue) -> datetime | None:
+        """Expire what is due; return the time up to which it is done, None if the term ended."""
+        if not should_continue():
+            return None
+        limit = BATCH + len(self._skipped)
+        batch = await self._queries.expire(low, limit=limit)
+        self._skipped |= batch.skipped
+        if batch.found < limit or batch.latest_expiry is None:
+            return batch.scanned_at
+        turns = BacklogTurns(batch.latest_expiry)
+        while should_continue() and not turns.is_done:
+            turn = turns.next()
+            limit = BATCH + len(self._skipped)
+            batch = await self._queries.expire_in_turn(
+                turn.low, limit=limit, excluded=turn.excluded
+            )
+            self._skipped |= batch.skipped
+            turns.record(
+                turn,
+                reached=batch.latest_expiry if batch.found >= limit else None,
+                largest=batch.largest,
+                at=batch.scanned_at,
+            )
+        return batch.scanned_at if turns.is_done else None
 
     async def _retry_skipped(self, should_continue: ShouldContinue) -> None:
         ids = iter(list(self._skipped))
@@ -85,13 +107,27 @@ async def expire_leases(
     notify: Callable[[SubscriptionId], None],
     should_continue: ShouldContinue,
 ) -> None:
-    """End every expired lease, the oldest first, and notify polls of the subscriptions."""
-    while should_continue():
-        ended, subscriptions = await queries.expire(limit=BATCH)
-        for subscription in subscriptions:
+    """End every expired lease, the oldest first, and notify polls of the subscriptions.
+
+    Where a batch is not enough, organisations take turns.
+    """
+    if not should_continue():
+        return
+    ended, subscriptions = await queries.expire(limit=BATCH)
+    for subscription in subscriptions:
+        notify(subscription)
+    turns = BacklogTurns(_EARLIEST)
+    while ended >= BATCH and should_continue() and not turns.is_done:
+        turn = turns.next()
+        batch = await queries.expire_in_turn(turn.low, limit=BATCH, excluded=turn.excluded)
+        for subscription in batch.queued_in:
             notify(subscription)
-        if ended < BATCH:
-            return
+        turns.record(
+            turn,
+            reached=batch.latest_until if batch.ended >= BATCH else None,
+            largest=batch.largest,
+            at=batch.ended_at,
+        )
 
 
 class OrderingRepair:

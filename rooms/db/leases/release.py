@@ -18,6 +18,7 @@ from rooms.db.leases.acquire import (
 )
 from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import literal_array
+from rooms.db.queue.claims import LARGEST_ORGANISATION, OF_OTHER_ORGANISATIONS
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import JOIN_MESSAGE, REPLACE_SIDELINED
 from rooms.db.writer import LogWriter
@@ -114,21 +115,32 @@ SELECT 0, (SELECT standing FROM e), coalesce((SELECT string_agg(k::text, ',') FR
 # Spans rooms, as time does; a request that settles a lease at this moment keeps it. Settled leases
 # stay in the index while an old snapshot may see them: a scan that begins at the last one's time
 # does not read them.
-_EXPIRE: Final = f"""
-WITH picked AS MATERIALIZED (
+_LAPSED: Final = f"""
     SELECT * FROM (
-        SELECT 0 AS k, room_id, id, generation FROM leases WHERE until >= %(low)s::timestamptz AND until <= now()
+        SELECT 0 AS k, room_id, id, generation, subscription_id, until FROM leases
+        WHERE until >= %(low)s::timestamptz AND until <= now(){{others}}
         ORDER BY until LIMIT %(limit)s::int4 FOR UPDATE SKIP LOCKED
     ) l WHERE {ALWAYS_TRUE.format("generation")}
-) {_RELEASE_CTES}
-SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, (SELECT count(*) FROM picked),
-    coalesce((SELECT string_agg(DISTINCT subscription_id::text, ',') FROM u WHERE next = 'queued'), ''), now()
 """  # noqa: S608 - constants of this package
+_EXPIRE_TEMPLATE: Final = f"""
+WITH picked AS MATERIALIZED ({{lapsed}}) {_RELEASE_CTES}
+SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, (SELECT count(*) FROM picked),
+    coalesce((SELECT string_agg(DISTINCT subscription_id::text, ',') FROM u WHERE next = 'queued'), ''), now(){{more}}
+"""  # noqa: S608 - constants of this package
+_EXPIRE: Final = _EXPIRE_TEMPLATE.format(lapsed=_LAPSED.format(others=""), more="")
+_LATEST_AND_LARGEST: Final = (
+    f", (SELECT max(until) FROM picked), {LARGEST_ORGANISATION.format('picked')}"  # noqa: S608
+)
+_EXPIRE_OF_OTHERS: Final = _EXPIRE_TEMPLATE.format(
+    lapsed=_LAPSED.format(others=OF_OTHER_ORGANISATIONS), more=_LATEST_AND_LARGEST
+)
 
 # Nearly always none has ended, and the large statement takes a millisecond to find that out.
 _ANY_EXPIRED: Final = """
 SELECT 0, now(), EXISTS (SELECT FROM leases WHERE until >= %(low)s::timestamptz AND until <= now())
 """
+
+_LAPSE_PARAMETERS: Final = {"delay": 0, "kind": LogKind.LEASE_ENDED, "receives": 1}
 
 _ACCESS: Final = f"SELECT 0, standing FROM ({ACCESS_TO_ONE}) e"  # noqa: S608 - constants of this package
 
@@ -166,6 +178,21 @@ FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscript
 WHERE s.status = 'active' AND o.wait_s IS NOT NULL
 UNION ALL SELECT 0, NULL, NULL
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LapsedBatch:
+    """Hold one batch: how many leases ended, the last at `latest_until` (None: there were none).
+
+    `queued_in`: the subscriptions in which a delivery was queued; `largest`: the organisation with
+    the most of these leases; `ended_at`: PostgreSQL's time.
+    """
+
+    ended: int
+    queued_in: Sequence[SubscriptionId]
+    latest_until: datetime | None
+    largest: OrganisationId | None
+    ended_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,19 +307,33 @@ class LeaseQueries:
         ended, queued = 0, ""
         ((at, any_expired),) = await self._writer.run(_ANY_EXPIRED, {"low": low})
         if any_expired:
-            parameters = {
-                "limit": limit,
-                "delay": 0,
-                "kind": LogKind.LEASE_ENDED,
-                "receives": 1,
-                "low": low,
-            }
+            parameters = {**_LAPSE_PARAMETERS, "limit": limit, "low": low}
             ((ended, queued, at),) = await self._writer.run(_EXPIRE, parameters)
         if self._scan_from is None:
             self._full_scan_at = at
         whole = ended >= limit or at - self._full_scan_at >= FULL_SCAN_EVERY
         self._scan_from = None if whole else at - SCAN_OVERLAP
-        return ended, [SubscriptionId(identity) for identity in queued.split(",") if identity]
+        return ended, _split_ids(queued)
+
+    async def expire_in_turn(
+        self, low: datetime, *, limit: int, excluded: Sequence[OrganisationId]
+    ) -> LapsedBatch:
+        """End leases that have expired at `low` or later, but for those of some organisations."""
+        parameters = {
+            **_LAPSE_PARAMETERS,
+            "limit": limit,
+            "low": low,
+            "organisations": literal_array(excluded),
+        }
+        rows = await self._writer.run(_EXPIRE_OF_OTHERS, parameters)
+        ended, queued, at, latest, largest = rows[0]
+        return LapsedBatch(
+            ended=ended,
+            queued_in=_split_ids(queued),
+            latest_until=latest,
+            largest=None if largest is None else OrganisationId(largest),
+            ended_at=at,
+        )
 
     async def inspect(
         self,
@@ -366,6 +407,10 @@ class LeaseQueries:
 
         running.add_done_callback(on_end)
         return await asyncio.shield(running)
+
+
+def _split_ids(joined: str) -> list[SubscriptionId]:
+    return [SubscriptionId(identity) for identity in joined.split(",") if identity]
 
 
 def _lease_parameters(

@@ -87,6 +87,12 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epo
 OF_OTHER_ORGANISATIONS: Final = """
             AND subscription_id NOT IN (
                 SELECT s.id FROM subscriptions s WHERE s.organisation_id = ANY (%(organisations)s::uuid[]) AND s.status <> 'deleted')"""
+LARGEST_ORGANISATION: Final = """(
+        SELECT s.organisation_id::text FROM (SELECT room_id, subscription_id, count(*) AS n FROM {} GROUP BY 1, 2) c
+        CROSS JOIN LATERAL (
+            SELECT s.organisation_id, s.status FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
+        ) s WHERE s.status <> 'deleted' GROUP BY 1 ORDER BY sum(c.n) DESC LIMIT 1)"""
+"""The organisation with the most rows of a CTE, but for those which are never skipped."""
 _CLAIM: Final = _CLAIM_TEMPLATE.format(identity=PROPERTIES, others="")
 _CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(identity=PROPERTIES, others=OF_OTHER_ORGANISATIONS)
 

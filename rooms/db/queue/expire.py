@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from rooms.db.pg_arrays import literal_array
+from rooms.db.queue.claims import LARGEST_ORGANISATION, OF_OTHER_ORGANISATIONS
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, room_of
+from rooms.domain.ids import DeliveryId, OrganisationId, room_of
 from rooms.domain.state_machine import UNFINISHED, Reason, State
 
 # A push worker has it: its attempt counts.
@@ -118,11 +119,15 @@ _COLUMNS: Final = "t.room_id, t.id, t.generation, t.attempt, t.state, t.expires_
 # that, so it need not be remembered here.
 _NOT_LEASED: Final = f"""(t.state <> '{State.LEASED}' OR NOT EXISTS (
         SELECT FROM leases l WHERE l.room_id = t.room_id AND l.id = t.id AND l.until > now() OFFSET 0))"""
-_BY_TIME: Final = f"""
-    SELECT {_COLUMNS} FROM deliveries t
-    WHERE t.expires_at >= %(low)s::timestamptz AND t.expires_at <= now() AND {_OPEN} AND {_NOT_LEASED}
+_BY_TIME_TEMPLATE: Final = f"""
+    SELECT {_COLUMNS}{{more}} FROM deliveries t
+    WHERE t.expires_at >= %(low)s::timestamptz AND t.expires_at <= now() AND {_OPEN} AND {_NOT_LEASED}{{others}}
     ORDER BY t.expires_at LIMIT %(limit)s::int4
 """  # noqa: S608 - constants of this package
+_BY_TIME: Final = _BY_TIME_TEMPLATE.format(more="", others="")
+_BY_TIME_OF_OTHERS: Final = _BY_TIME_TEMPLATE.format(
+    more=", t.subscription_id", others=OF_OTHER_ORGANISATIONS
+)
 # Nearly always none has expired, and the large statement takes a millisecond to find that out.
 _ANY_BY_TIME: Final = f"""
 SELECT 0, now(), EXISTS (
@@ -145,6 +150,12 @@ _EXPIRE_BY_TIME: Final = termination_statement(
     state=State.EXPIRED,
     lease_condition=_LEASE_OVER,
     result_columns=_RESULT_COLUMNS,
+)
+_EXPIRE_BY_TIME_OF_OTHERS: Final = termination_statement(
+    candidates=_BY_TIME_OF_OTHERS,
+    state=State.EXPIRED,
+    lease_condition=_LEASE_OVER,
+    result_columns=f"{_RESULT_COLUMNS}, {LARGEST_ORGANISATION.format('c')}",
 )
 _EXPIRE_BY_ID: Final = termination_statement(
     candidates=_BY_ID,
@@ -169,7 +180,8 @@ class ExpiryBatch:
     """Hold one batch: `found` candidates, of which `expired` ended.
 
     `skipped` are left, with their expiry times. `latest_expiry`: the last expiry among the
-    candidates (None: there were none). `scanned_at`: PostgreSQL's time.
+    candidates (None: there were none). `scanned_at`: PostgreSQL's time. `largest`: the organisation
+    with the most candidates, where organisations take turns.
     """
 
     found: int
@@ -177,6 +189,7 @@ class ExpiryBatch:
     skipped: dict[DeliveryId, datetime]
     latest_expiry: datetime | None
     scanned_at: datetime
+    largest: OrganisationId | None = None
 
 
 class ExpiryQueries:
@@ -194,6 +207,13 @@ class ExpiryQueries:
         if not any_expired:
             return ExpiryBatch(found=0, expired=0, skipped={}, latest_expiry=None, scanned_at=at)
         return await self._run(_EXPIRE_BY_TIME, {"low": low, "limit": limit})
+
+    async def expire_in_turn(
+        self, low: datetime, *, limit: int, excluded: Sequence[OrganisationId]
+    ) -> ExpiryBatch:
+        """Expire deliveries as `expire` does, but for those of some organisations."""
+        parameters = {"low": low, "limit": limit, "organisations": literal_array(excluded)}
+        return await self._run(_EXPIRE_BY_TIME_OF_OTHERS, parameters)
 
     async def retry_skipped(self, deliveries: Sequence[DeliveryId]) -> ExpiryBatch:
         """Expire deliveries that an earlier scan skipped.
@@ -214,7 +234,7 @@ class ExpiryQueries:
 
     async def _run(self, statement: str, parameters: dict[str, Any]) -> ExpiryBatch:
         rows = await self._writer.run(statement, {**parameters, "host": self._writer.host})
-        expired, found, latest, at, spared, times = rows[0]
+        expired, found, latest, at, spared, times, *turn = rows[0]
         return ExpiryBatch(
             found=found,
             expired=expired,
@@ -224,4 +244,5 @@ class ExpiryQueries:
             },
             latest_expiry=latest,
             scanned_at=at,
+            largest=OrganisationId(turn[0]) if turn and turn[0] is not None else None,
         )

@@ -36,6 +36,7 @@ STATEMENTS = {
     "nack": release._GIVE_BACK,
     "extend": release._EXTEND,
     "end": release._EXPIRE,
+    "end of others": release._EXPIRE_OF_OTHERS,
     "look": release._INSPECT,
     "look up": release._SUBSCRIPTIONS,
     "due": release._DUE,
@@ -94,7 +95,7 @@ STATEMENTS = {
     "purge": shovel._PURGE,
 }
 OWN = {
-    "take": {"outbox_pull"}, "due": {"outbox_pull"}, "end": {"leases_until"}, "claim": {"outbox_push"},
+    "take": {"outbox_pull"}, "due": {"outbox_pull"}, "end": {"leases_until"}, "end of others": {"leases_until", "subscriptions_of_organisation"}, "claim": {"outbox_push"},
     "release held": {"held_subscription"}, "drain": {"held_subscription"}, "probe": {"held_subscription"}, "relay": {"outbox_to_send"}, "come due": {"outbox_later", "due_buckets_pkey"},
     "of here": {"outbox_push", "outbox_pull"}, "of another": {"outbox_to_send", "outbox_pull_away", "outbox_later", "upkeep_marks_pkey"},
     "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"}, "unloaded": {"sidelined_unloaded"},
