@@ -20,7 +20,7 @@ from sqlalchemy.engine import make_url
 from standardwebhooks.webhooks import Webhook
 
 from rooms.db.connection import psycopg_url
-from rooms.db.sealing import receipt_key_purpose
+from rooms.db.secret_rotation import receipt_key_purpose
 from rooms.db.secrets import KEY_FILE, Cipher, key_id, read_secret_keys
 from rooms.evidence.jose import ed25519_key, read_jws
 from rooms.evidence.receipt import TYPE
