@@ -3,16 +3,17 @@
 A connection is *unauthenticated* until a request on it had a valid key. Connections without a key
 make room for those with one. Some places are reserved for them, so that a health check always gets
 in. Where all are taken, the oldest idle unauthenticated connection is closed for the new one: each
-gets the time in which all others could be replaced.
+gets the time in which all others could be replaced. If none is idle, the oldest is closed whose
+request only waits for the rest of its body: a client without a key could hold it back for long.
 """
 
 import asyncio
 import ipaddress
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from rooms.domain.ids import OrganisationId
 from rooms.settings import IpNetwork
@@ -21,7 +22,10 @@ K = TypeVar("K")
 _log = logging.getLogger(__name__)
 
 _MAX_EXAMINED: Final = 256
-"""The most connections that are examined for one that can be closed."""
+"""The most connections that are examined for one that can be closed.
+
+Between two sweeps, a number of further ones as large as `ConnectionLimits.connections` is examined.
+"""
 _CHECK_INTERVAL_S: Final = 1.0
 _RESERVED_CONNECTIONS: Final = 64
 _IPV6_PREFIX: Final = 64
@@ -122,6 +126,10 @@ class ClientConnection(Protocol):
     def idle(self) -> bool:
         """Return whether closing it loses nothing: no request is being answered."""
 
+    @property
+    def awaits_body(self) -> bool:
+        """Return whether a request without a valid key only waits for the rest of its body."""
+
     def check_timeouts(self, now: float) -> None:
         """Close it if it has waited too long, at this time of the event loop."""
 
@@ -155,6 +163,7 @@ class ConnectionRegistry:
         """Bytes of bodies."""
         self._timer: asyncio.TimerHandle | None = None
         self._exhausted = False
+        self._further_examinations = limits.connections
 
     def __len__(self) -> int:
         return len(self._unauthenticated) + len(self._authenticated)
@@ -278,14 +287,38 @@ class ConnectionRegistry:
     def _remove_authenticated(self, connection: ClientConnection) -> None:
         _remove_from_group(self._by_organisation, self._authenticated.pop(connection), connection)
 
-    def _drop_one(self, among: Iterable[ClientConnection], reason: str) -> bool:
-        for connection, _ in zip(among, range(_MAX_EXAMINED), strict=False):
+    def _drop_one(self, among: dict[ClientConnection, Any], reason: str) -> bool:
+        connection = self._find_displaceable(among)
+        if connection is None:
+            return False
+        self.remove(connection)
+        self.count_closed(reason)
+        connection.drop()
+        return True
+
+    def _find_displaceable(self, among: dict[ClientConnection, Any]) -> ClientConnection | None:
+        """Return the oldest idle connection, else the oldest that awaits a body.
+
+        Busy ones count as the youngest then, so that the next search examines others.
+        """
+        idle: ClientConnection | None = None
+        awaiting: ClientConnection | None = None
+        busy: list[ClientConnection] = []
+        for number, connection in enumerate(among):
+            if number >= _MAX_EXAMINED:
+                if awaiting is not None or not self._further_examinations:
+                    break
+                self._further_examinations -= 1
             if connection.idle:
-                self.remove(connection)
-                self.count_closed(reason)
-                connection.drop()
-                return True
-        return False
+                idle = connection
+                break
+            if not connection.awaits_body:
+                busy.append(connection)
+            elif awaiting is None:
+                awaiting = connection
+        for connection in busy:
+            among[connection] = among.pop(connection)
+        return awaiting if idle is None else idle
 
     def _drop_slow_readers(self, connections: list[ClientConnection]) -> None:
         """Close the connections with most unread bytes, until each organisation is in its bound.
@@ -323,6 +356,7 @@ class ConnectionRegistry:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        self._further_examinations = self.limits.connections
         unread: dict[OrganisationId | None, list[ClientConnection]] = {}
         for connection in (*self._unauthenticated, *self._authenticated):
             connection.check_timeouts(now)

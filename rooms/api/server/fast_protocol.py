@@ -25,7 +25,7 @@ from rooms.api.server.head import (
     RequestParser,
     RequestRejectedError,
 )
-from rooms.api.server.responses import HeaderLines, error_response
+from rooms.api.server.responses import CLOSE_REASONS, HeaderLines, error_response
 from rooms.api.server.uvicorn_internals import STATUS_LINE, AsgiProtocol, RequestResponseCycle
 from rooms.api.server.websocket import WebSocket
 from rooms.domain.ids import OrganisationId
@@ -41,12 +41,6 @@ _COMMON_LINES: Final = HeaderLines()
 _TOO_MANY_BODIES: Final = (
     "the organisation has too many large requests under way; send fewer at a time"
 )
-_CLOSE_REASONS: Final = {
-    HTTPStatus.REQUEST_TIMEOUT: "slow_request",
-    HTTPStatus.REQUEST_URI_TOO_LONG: "head_too_large",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "head_too_large",
-    HTTPStatus.TOO_MANY_REQUESTS: "bodies",
-}
 
 
 class FastProtocol(AsgiProtocol):
@@ -98,7 +92,17 @@ class FastProtocol(AsgiProtocol):
     def idle(self) -> bool:
         """Return whether no request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle
-        return not self._busy and (cycle is None or cycle.response_complete)
+        answered = cycle is None or cycle.response_complete or self._lingering
+        return answered and not self._busy
+
+    @property
+    def awaits_body(self) -> bool:
+        """Return whether a request without a valid key only waits for the rest of its body."""
+        return (
+            not self._framer.at_head
+            and self.is_body_awaited
+            and not isinstance(self.scope.get("auth"), Principal)
+        )
 
     def drop(self) -> None:
         """Close at once."""
@@ -292,11 +296,8 @@ class FastProtocol(AsgiProtocol):
                     if head is None:
                         if framer.buffered_bytes and not self._head_begun:
                             self._head_begun = True
-                            self._waiting_since = (
-                                self._waiting_since
-                                if self._awaits_first_request
-                                else self.loop.time()
-                            )
+                            if not self._awaits_first_request:
+                                self._waiting_since = self.loop.time()
                         return
                     self._begin_request(head)
                 else:
@@ -361,7 +362,7 @@ class FastProtocol(AsgiProtocol):
                     )
                 )
                 return
-        self.start_asgi_cycle(head)
+        self.start_asgi_cycle(head, complete=framer.at_head)
         self._body_bytes.begin()
         self._waiting_since = self.loop.time()
         self._feed_body(body)
@@ -396,7 +397,7 @@ class FastProtocol(AsgiProtocol):
 
     def _reject(self, status: HTTPStatus, detail: str) -> None:
         """Send the last answer; a request that ASGI is answering is disconnected."""
-        self._registry.count_closed(_CLOSE_REASONS.get(status, "malformed"))
+        self._registry.count_closed(CLOSE_REASONS.get(status, "malformed"))
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -482,7 +483,7 @@ class FastProtocol(AsgiProtocol):
 
     def _time_out(self, detail: str, *, silent: bool) -> None:
         if silent:
-            self._registry.count_closed(_CLOSE_REASONS[HTTPStatus.REQUEST_TIMEOUT])
+            self._registry.count_closed(CLOSE_REASONS[HTTPStatus.REQUEST_TIMEOUT])
             self.transport.close()
         else:
             self._reject(HTTPStatus.REQUEST_TIMEOUT, detail)

@@ -24,6 +24,13 @@ _PROBLEM_NAMES: Final = {
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "too-large",
     HTTPStatus.HTTP_VERSION_NOT_SUPPORTED: "http-version",
 }
+CLOSE_REASONS: Final = {
+    HTTPStatus.REQUEST_TIMEOUT: "slow_request",
+    HTTPStatus.REQUEST_URI_TOO_LONG: "head_too_large",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "head_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "bodies",
+}
+"""The reasons that closed connections are counted by, other than `malformed`."""
 _encode: Final = msgspec.json.Encoder().encode
 
 

@@ -237,6 +237,11 @@ class Handshake(asyncio.Protocol):
         """Return True: the client has sent no request."""
         return True
 
+    @property
+    def awaits_body(self) -> bool:
+        """Return False: the client has sent no request."""
+        return False
+
     def check_timeouts(self, now: float) -> None:
         """Leave it: the handshake has a deadline of its own."""
 

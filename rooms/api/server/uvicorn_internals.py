@@ -8,7 +8,7 @@ each that a new version lacks.
 import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 import httptools
 from uvicorn import Server
@@ -152,11 +152,31 @@ class _ParsedHead:
         return False
 
 
+class _BodySignal(asyncio.Event):
+    """Signal parts of a body to the application, and note whether it waits for one."""
+
+    is_awaited = False
+
+    async def wait(self) -> Literal[True]:
+        self.is_awaited = True
+        try:
+            return await super().wait()
+        finally:
+            self.is_awaited = False
+
+
 class AsgiProtocol(HttpToolsProtocol):
     """Start ASGI requests from heads that `rooms.api.server.framing` has read."""
 
-    def start_asgi_cycle(self, head: RequestHead) -> None:
-        """Do what uvicorn's parser does after a head.
+    @property
+    def is_body_awaited(self) -> bool:
+        """Return whether the application waits for more of a body that came in parts."""
+        cycle: RequestResponseCycle | None = self.cycle
+        signal = None if cycle is None else cycle.message_event
+        return isinstance(signal, _BodySignal) and signal.is_awaited
+
+    def start_asgi_cycle(self, head: RequestHead, *, complete: bool) -> None:
+        """Do what uvicorn's parser does after a head. `complete`: the body has come, too.
 
         RequestRejectedError: the target is no path.
         """
@@ -165,9 +185,11 @@ class AsgiProtocol(HttpToolsProtocol):
         self.parser = cast("httptools.HttpRequestParser", _ParsedHead(head))
         try:
             self.on_headers_complete()
+            if not complete:
+                self.cycle.message_event = _BodySignal()  # its task has not begun
             own = _own_headers(head.target)
             if own:
-                # The answer has them itself; its task has not begun.
+                # The answer has them itself.
                 self.cycle.default_headers = [
                     header for header in self.cycle.default_headers if header[0] not in own
                 ]

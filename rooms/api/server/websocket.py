@@ -97,6 +97,11 @@ class WebSocket(WebSocketsSansIOProtocol):
         """Return False: it is a stream, or about to be one."""
         return False
 
+    @property
+    def awaits_body(self) -> bool:
+        """Return False: its request was complete."""
+        return False
+
     def drop(self) -> None:
         """Close at once."""
         self.transport.abort()

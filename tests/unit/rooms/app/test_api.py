@@ -49,6 +49,7 @@ async def test_connections_are_counted_in_metrics() -> None:
     class Opened:
         address = "192.0.2.1"
         idle = True
+        awaits_body = False
         unsent_bytes = 0
 
         def check_timeouts(self, now: float) -> None:

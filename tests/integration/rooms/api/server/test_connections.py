@@ -84,6 +84,49 @@ async def test_a_connection_under_way_is_not_displaced() -> None:
         assert place.closed == ["unauthenticated"]
 
 
+HALF_SENT: Final = b"POST /else HTTP/1.1\r\nHost: rooms\r\nContent-Length: 2000\r\n\r\nkey="
+CHECK: Final = b"GET /health/live HTTP/1.1\r\nHost: rooms\r\n\r\n"
+
+
+async def test_half_sent_requests_without_a_key_make_room_for_a_health_check() -> None:
+    """Check that the oldest one is closed, and none that is answered or has a key."""
+    bounds = ConnectionLimits(unauthenticated=8, per_address=0)
+    async with served(bounds=bounds) as place, AsyncExitStack() as stack:
+        answered, known, *half_sent = await many(place, stack, 8)
+        answered[1].write(b"POST /else HTTP/1.1\r\nHost: rooms\r\nContent-Length: 4\r\n\r\nwait")
+        known[1].write(post(PUBLISH, b"x", length=2))
+        for _, writer in half_sent:
+            writer.write(HALF_SENT)
+        await until(lambda: place.service.passed_on == 8)
+        for closed in half_sent[:3]:
+            (check,) = await many(place, stack, 1)
+            assert await ask(check, CHECK) == 404
+            assert await is_closed(closed)
+            check[1].close()
+            await until(lambda: len(place.connections) < 8)
+            (beyond,) = await many(place, stack, 1)
+            beyond[1].write(HALF_SENT)
+            sent = place.service.passed_on
+            await until(lambda sent=sent: place.service.passed_on > sent)  # type: ignore[misc]
+        assert place.closed == ["unauthenticated"] * 3
+        place.service.opened.set()
+        assert (await answer_from(answered[0]))[0].startswith(b"HTTP/1.1 404 ")
+        assert await ask(known, b"y") == 202
+
+
+async def test_half_sent_requests_of_one_address_make_room_for_its_others() -> None:
+    bounds = ConnectionLimits(per_address=2)
+    async with served(bounds=bounds) as place, AsyncExitStack() as stack:
+        half_sent = await many(place, stack, 2)
+        for _, writer in half_sent:
+            writer.write(HALF_SENT)
+        await until(lambda: place.service.passed_on == 2)
+        (check,) = await many(place, stack, 1)
+        assert await ask(check, CHECK) == 404
+        assert await is_closed(half_sent[0])
+        assert place.closed == ["per_address"]
+
+
 async def test_one_address_has_a_bound_of_its_own() -> None:
     async with served(bounds=ConnectionLimits(per_address=2)) as place, AsyncExitStack() as stack:
         connections = await many(place, stack, 3)
@@ -118,9 +161,12 @@ async def test_a_revoked_key_loses_its_reserved_place() -> None:
 class Fake:
     """Fake a connection that can be closed, or not."""
 
-    def __init__(self, address: str | None = None, *, idle: bool = True) -> None:
+    def __init__(
+        self, address: str | None = None, *, idle: bool = True, awaits_body: bool = False
+    ) -> None:
         self.address = address
         self.idle = idle
+        self.awaits_body = awaits_body
         self.unsent_bytes = 0
         self.dropped = False
 
@@ -129,6 +175,68 @@ class Fake:
 
     def drop(self) -> None:
         self.dropped = True
+
+
+async def test_an_idle_connection_goes_before_one_that_awaits_a_body() -> None:
+    connections = ConnectionRegistry(
+        ConnectionLimits(unauthenticated=4, per_address=0), count_closed=lambda _: None
+    )
+    awaiting = [Fake(idle=False, awaits_body=True) for _ in range(2)]
+    busy, idle = Fake(idle=False), Fake()
+    new = [Fake(idle=False) for _ in range(4)]
+    held = (*awaiting, busy, idle)
+    assert all(connections.add(one) for one in held)
+    assert connections.add(new[0])
+    assert [one.dropped for one in held] == [False, False, False, True]
+    assert connections.add(new[1])
+    assert [one.dropped for one in held] == [True, False, False, True]
+    assert connections.add(new[2])
+    assert not connections.add(new[3])
+    assert [one.dropped for one in held] == [True, True, False, True]
+    for connection in (busy, *new):
+        connections.remove(connection)
+
+
+async def test_an_idle_connection_behind_many_busy_ones_is_found() -> None:
+    connections = ConnectionRegistry(
+        ConnectionLimits(unauthenticated=301, per_address=0), count_closed=lambda _: None
+    )
+    busy, idle, new = [Fake(idle=False) for _ in range(300)], Fake(), Fake()
+    assert all(connections.add(one) for one in (*busy, idle, new))
+    assert idle.dropped
+    for connection in (*busy, new):
+        connections.remove(connection)
+
+
+async def test_a_flood_examines_busy_connections_in_turn() -> None:
+    """Check that each new connection costs a bounded time, and that an idle one is found then."""
+    examined = 0
+
+    class Counting(Fake):
+        @property
+        def idle(self) -> bool:
+            nonlocal examined
+            examined += 1
+            return self.is_idle
+
+        @idle.setter
+        def idle(self, idle: bool) -> None:
+            self.is_idle = idle
+
+    connections = ConnectionRegistry(
+        ConnectionLimits(connections=1000, unauthenticated=900, per_address=0),
+        count_closed=lambda _: None,
+    )
+    held = [Counting(idle=False) for _ in range(900)]
+    assert all(connections.add(one) for one in held)
+    tries = 20
+    assert not any(connections.add(Fake()) for _ in range(tries))
+    assert examined <= tries * 256 + 1000
+    held[700].idle = True
+    assert any(connections.add(Fake()) for _ in range(4))
+    assert held[700].dropped
+    for connection in list(connections._unauthenticated):
+        connections.remove(connection)
 
 
 async def test_the_organisation_with_most_connections_is_displaced_first() -> None:
