@@ -23,10 +23,10 @@ from rooms.publishing.number_bounds import (
 )
 from rooms.publishing.schema_bounds import (
     FIRST_CHECKS,
-    SchemaBoundError,
     SchemaMeasure,
     measure_schema,
 )
+from rooms.publishing.schema_references import SchemaBoundError
 
 DRAFT_07: Final = "http://json-schema.org/draft-07/schema"
 DRAFT_2020_12: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
 
 import msgspec
 
@@ -27,14 +26,17 @@ from rooms.publishing.number_bounds import (
     keyword_ns,
 )
 from rooms.publishing.regex_bounds import pattern_weight
+from rooms.publishing.schema_references import (
+    MAX_DEPTH,
+    REFERENCE_KEYWORDS,
+    SchemaBoundError,
+    SchemaReferences,
+)
 
-MAX_DEPTH: Final = 100
-"""Most levels of nested objects and lists in a schema."""
 MAX_UNFOLDED: Final = 100_000
 """Most sub-schemas with references unfolded; a recursive reference counts once."""
 MAX_PLAIN_PATTERN: Final = 500
 """Largest weight of a pattern that is matched inline."""
-_MAX_INDEX_DIGITS: Final = 6
 _COMPOUND_WEIGHT: Final = 5
 _NUMBERS_WEIGHT: Final = 2
 """A byte that is searched for numbers beyond the bounds."""
@@ -59,7 +61,7 @@ _DEFINITION_KEYWORDS: Final = frozenset({"$defs", "definitions"})
 """Keywords whose schemas are evaluated through references only."""
 _SANDBOX_KEYWORDS: Final = frozenset(
     {
-        "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$anchor",
+        "$dynamicAnchor", "$recursiveAnchor", "$anchor",
         "$vocabulary", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
         "dependentSchemas", "dependentRequired", "dependencies", "contentSchema",
         "contentMediaType", "contentEncoding",
@@ -98,10 +100,6 @@ _PLAIN_FORMATS: Final = (
 """Formats that are checked in one pass over the text."""
 _SANDBOX_SCHEMA_KEYWORDS: Final = ("unevaluatedItems", "unevaluatedProperties", "contentSchema")
 _SANDBOX_MAP_KEYWORDS: Final = ("dependentSchemas", "dependencies")
-
-
-class SchemaBoundError(ValueError):
-    """Report that a schema exceeds a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,7 @@ _LEAF: Final = _Part(1, _Cost(1, 0, 0, 1, 0), 0, 0)
 
 def measure_schema(schema: object) -> SchemaMeasure:
     """Measure a decoded schema. SchemaBoundError: it is too deep, or unfolds to too much."""
-    walk = _SchemaWalker(schema, plain=_is_one_resource(schema))
+    walk = _SchemaWalker(schema)
     unfolded, cost, path_bytes, eager_levels = walk.visit(schema)
     if unfolded > MAX_UNFOLDED:
         raise SchemaBoundError(
@@ -198,29 +196,15 @@ def measure_schema(schema: object) -> SchemaMeasure:
     )
 
 
-def _is_one_resource(schema: object) -> bool:
-    """Return whether no part of a schema has its own `$id`. SchemaBoundError: it is too deep."""
-    single = True
-    level = [schema] if isinstance(schema, dict | list) else []
-    for depth in range(MAX_DEPTH + 1):
-        if not level:
-            return single
-        single = single and not (
-            depth and any(isinstance(value, dict) and "$id" in value for value in level)
-        )
-        inside = (value.values() if isinstance(value, dict) else value for value in level)
-        level = [inner for values in inside for inner in values if isinstance(inner, dict | list)]
-    raise SchemaBoundError(f"is nested more than {MAX_DEPTH} levels deep")
-
-
 class _SchemaWalker:
     """Measure each schema object once, and cache the result by its identity."""
 
-    def __init__(self, root: object, *, plain: bool) -> None:
+    def __init__(self, root: object) -> None:
         self._root = root
+        self._references = SchemaReferences(root)
         self._measured: dict[int, _Part] = {}
         self._visiting: set[int] = set()
-        self.is_plain = plain
+        self.is_plain = self._references.is_one_resource
 
     def visit(self, schema: object) -> _Part:
         """Return the unfolded size and the cost."""
@@ -250,8 +234,7 @@ class _SchemaWalker:
             if keyword not in _DEFINITION_KEYWORDS:
                 here = here.plus(_keyword_cost(keyword, value))
             step_bytes = _step_bytes(keyword, value)
-            for inner in self._subschemas(keyword, value):
-                part = self.visit(inner)
+            for part in self._parts(schema, keyword):
                 size = min(size + part.size, MAX_UNFOLDED + 1)
                 path_bytes = max(path_bytes, part.path_bytes + step_bytes)
                 eager_levels = max(eager_levels, part.eager_levels + (keyword in _EAGER_KEYWORDS))
@@ -275,10 +258,14 @@ class _SchemaWalker:
         cost = here.plus(named).plus(others)
         return _Part(size, _Cost(*(min(one, _MOST) for one in cost)), path_bytes, eager_levels)
 
+    def _parts(self, schema: Mapping[str, Any], keyword: str) -> list[_Part]:
+        """Measure the schemas that a keyword evaluates."""
+        if keyword in REFERENCE_KEYWORDS:
+            return [self._reference_part(schema, keyword)]
+        return [self.visit(inner) for inner in self._subschemas(keyword, schema[keyword])]
+
     def _subschemas(self, keyword: str, value: Any) -> Iterable[object]:
-        """Return the schemas that a keyword evaluates."""
-        if keyword == "$ref":
-            return (self._resolve_reference(value),)
+        """Return the schemas that a keyword evaluates, other than those it refers to."""
         if keyword in _SCHEMA_KEYWORDS or keyword in _CHILD_KEYWORDS:
             return value if isinstance(value, list) else (value,)
         if keyword in _SCHEMA_LIST_KEYWORDS or keyword in _CHILD_LIST_KEYWORDS:
@@ -309,31 +296,20 @@ class _SchemaWalker:
         )
         return known or not isinstance(value, dict | list)
 
-    def _resolve_reference(self, reference: object) -> object:
-        """Return the target of a reference. If it is unknown, the schema is not plain."""
-        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-            # Percent-encoding is rare and ambiguous, so the sandbox decides.
-            self.is_plain = self.is_plain and "%" not in reference
-            found: object = self._root
-            for step in unquote(reference[1:]).split("/")[1:]:
-                name = step.replace("~1", "/").replace("~0", "~")
-                match found:
-                    case dict() if name in found:
-                        found = found[name]
-                    case list() if (
-                        name.isascii()
-                        and name.isdecimal()
-                        and len(name) <= _MAX_INDEX_DIGITS
-                        and int(name) < len(found)
-                    ):
-                        found = found[int(name)]
-                    case _:
-                        break
-            else:
-                return found
-        # Another document, or an anchor: it may mean any schema of the document.
-        self.is_plain = False
-        return True
+    def _reference_part(self, schema: Mapping[str, Any], keyword: str) -> _Part:
+        """Return the largest part that a reference may mean.
+
+        SchemaBoundError: it means nothing in this document.
+        """
+        reference = schema[keyword]
+        # Percent-encoding is rare and ambiguous, so the sandbox decides, as it does for anchors.
+        self.is_plain = self.is_plain and (
+            isinstance(reference, str)
+            and (reference == "#" or reference.startswith("#/"))
+            and "%" not in reference
+        )
+        found = self._references.candidates(schema, keyword, reference)
+        return max([self.visit(one) for one in found], key=operator.attrgetter("size"))
 
     def _patterns_weight(self, patterns: Iterable[str]) -> int:
         total = 0

@@ -567,3 +567,29 @@ def test_filters_are_compiled_once_a_subscription_version() -> None:
     assert second.filters == first.filters
     assert passing(third).recipients == ()
     assert third.filters.keys().isdisjoint(first.filters)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (
+            {
+                "$defs": {
+                    f"a{number}": {
+                        "$anchor": f"a{number}",
+                        "allOf": [{"$ref": f"#a{number + 1}"}] * 2,
+                    }
+                    for number in range(22)
+                }
+                | {"a22": {"$anchor": "a22"}},
+                "$ref": "#a0",
+            },
+            "unfolds to more than",
+        ),
+        ({"$ref": "https://example.com/other"}, "to nothing in the schema"),
+    ],
+)
+def test_a_stored_schema_beyond_a_bound_is_named_at_publish(schema: Any, why: str) -> None:
+    plan = RoutingTable(a_plan(versions=(VersionRecord("a", 1, json.dumps(schema)),)))
+    with pytest.raises(InvalidError, match="its schema cannot be used: .*" + why):
+        plan.schema("a", 1)

@@ -8,7 +8,8 @@ import pytest
 from rooms.errors import InvalidError
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.regex_bounds import MAX_WEIGHT, pattern_weight
-from rooms.publishing.schema_bounds import MAX_DEPTH, MAX_UNFOLDED, SchemaBoundError, measure_schema
+from rooms.publishing.schema_bounds import MAX_UNFOLDED, measure_schema
+from rooms.publishing.schema_references import MAX_DEPTH, SchemaBoundError
 
 
 def doubling(levels: int, word: str = "anyOf", under: str = "$defs") -> dict[str, Any]:
