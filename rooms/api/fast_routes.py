@@ -56,6 +56,8 @@ _STREAM_PARTS: Final = 3
 _PUBLISH_SCOPES: Final = (Scope.PUBLISH,)
 _SUBSCRIBE_SCOPES: Final = (Scope.SUBSCRIBE,)
 
+ENDS_WITH_INPUT: Final = "rooms_ends_with_input"
+"""The key in the state of a request's scope that `end_with_input` sets."""
 JSON: Final = "application/json"
 REPLAYED_HEADER: Final = "Idempotent-Replayed"
 _ACCEPTED: Final = 202
@@ -414,6 +416,14 @@ async def _send(
     headers.append((b"content-length", b"%d" % len(content)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
+
+
+def end_with_input(scope: Any) -> None:
+    """Let the answer end when the client sends no more: it is a stream without an end of its own.
+
+    Any other answer arrives completely at a client that has only closed its half.
+    """
+    scope["state"][ENDS_WITH_INPUT] = True
 
 
 def _certificate(scope: Any) -> ClientCertificate | None:

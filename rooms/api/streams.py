@@ -28,6 +28,7 @@ from delivery.pull.stream import EndReason, Stream, StreamBatch
 from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, moves_messages
 from rooms.api.codec import RawSchema
 from rooms.api.errors import documented_responses, render
+from rooms.api.fast_routes import end_with_input
 from rooms.api.params import READS_QUERY, IdPath
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
@@ -75,7 +76,8 @@ class StreamTransport:
             principal, subscriptions or request.subscriptions, request, renews_credit=True
         )
 
-        async def serve(_: Any, receive: Receive, send: Send) -> None:
+        async def serve(scope: Any, receive: Receive, send: Send) -> None:
+            end_with_input(scope)
             async with self._track(stream, "events"):
                 await self._serve_events(stream, receive, send)
 

@@ -17,7 +17,7 @@ import msgspec
 from litestar import get
 from litestar.response import Stream
 
-from rooms.api.fast_routes import App
+from rooms.api.fast_routes import App, end_with_input
 from rooms.console.page import DOWNLOAD, FRAGMENT_HEADER, HOME, PORTAL, PageDep
 from rooms.console.sessions import is_portal_path
 from rooms.errors import FieldProblem, InvalidError, RateLimitedError, UnauthenticatedError
@@ -165,6 +165,7 @@ async def stream_page(page: PageDep) -> Stream:
         raise UnauthenticatedError("sign in first")
     streams: LiveStreams = page.request.app.state.live
     viewer, target = page.viewer, page.query("path") or ""
+    end_with_input(page.request.scope)
     events = streams.open(page.request.scope, viewer.organisation_id, viewer.session_id, target)
     return Stream(
         events,

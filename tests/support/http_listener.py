@@ -10,7 +10,7 @@ from typing import Any, Final
 from uvicorn.server import ServerState
 
 from rooms.api.client_identity import ClientCertificate
-from rooms.api.fast_routes import FastRoutes, Receive, Send, WaitDisconnect
+from rooms.api.fast_routes import FastRoutes, Receive, Send, WaitDisconnect, end_with_input
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.fast_protocol import FastProtocol
 from rooms.api.server.uvicorn_server import http_config
@@ -23,6 +23,8 @@ from tests.support.installation import PATIENCE_S
 
 MAX_BODY_BYTES: Final = 2_000
 PUBLISH: Final = "/v1/rooms/7/messages"
+PART: Final = b"x" * 10_000
+PARTS: Final = 10
 
 
 def post(
@@ -131,7 +133,13 @@ class Service:
         return 409, f"ack {subscription_id} {body!r}".encode()
 
     async def rest(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Act as the application behind the front. It answers `/early` before it has the body."""
+        """Act as the application behind the front.
+
+        It answers `/early` before it has the body, `/slow` in parts, and `/events` until the client is gone.
+        """
+        if scope["path"] in {"/slow", "/events"}:
+            await self._stream(scope, receive, send)
+            return
         body, more = b"", scope["path"] != "/early"
         while more:
             message = await receive()
@@ -146,6 +154,25 @@ class Service:
             }
         )
         await send({"type": "http.response.body", "body": reported})
+
+    async def _stream(self, scope: Any, receive: Receive, send: Send) -> None:
+        events = scope["path"] == "/events"
+        if events:
+            end_with_input(scope)
+        await receive()
+        headers = [] if events else [(b"content-length", b"%d" % (PARTS * len(PART)))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number in range(PARTS):
+            more = number < PARTS - 1
+            await send({"type": "http.response.body", "body": PART, "more_body": more or events})
+            if number == 0:
+                self.waiting.set()
+                await self.opened.wait()
+            await asyncio.sleep(0)
+        if events:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.gone.set()
 
 
 class Counting(FastRoutes):

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 from rooms.api.client_identity import STATE_KEY, ClientCertificate
-from rooms.api.fast_routes import FastRoutes, ResponseParts
+from rooms.api.fast_routes import ENDS_WITH_INPUT, FastRoutes, ResponseParts
 from rooms.api.server.connections import BodyBytes, ConnectionLimits, ConnectionRegistry, WriteStall
 from rooms.api.server.framing import RequestFramer
 from rooms.api.server.head import (
@@ -92,8 +92,7 @@ class FastProtocol(AsgiProtocol):
     def idle(self) -> bool:
         """Return whether no request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle
-        answered = cycle is None or cycle.response_complete or self._lingering
-        return answered and not self._busy
+        return not self._busy and (self._lingering or cycle is None or cycle.response_complete)
 
     @property
     def awaits_body(self) -> bool:
@@ -123,16 +122,17 @@ class FastProtocol(AsgiProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio's protocols may keep their half
-        """Answer complete requests, then close; pulls and streams see a disconnect."""
+        """Answer complete requests, then close; polls and streams see a disconnect."""
         self._half_closed = True
         self._disconnected.set()
         if not (self._busy or self._is_turn_planned) or self.transport.is_closing():
             return None
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
-            if cycle.response_started:
+            if not cycle.response_started:
+                cycle.message_event.set()
+            elif self.scope["state"].get(ENDS_WITH_INPUT):
                 return None
-            cycle.message_event.set()
         # TLS has no half that stays open.
         return None if self.scheme == "https" else True
 

@@ -1,5 +1,6 @@
 """Test PULL by streams over HTTP: events and WebSockets."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -219,6 +220,22 @@ async def test_a_stream_ends_after_its_maximum_duration(server: Server) -> None:
     _, (queue,) = await place(server.api)
     async with server.events(f"/subscriptions/{queue}/stream", for_ms=1) as events:
         assert await events.next() == ("end", {"reason": "over"})
+
+
+async def test_a_stream_ends_when_its_client_closes_its_half(server: Server) -> None:
+    _, (queue,) = await place(server.api)
+    streams = server.api.services.metrics.pull_streams.labels("events")
+    url = server.http.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        f"GET /v1/subscriptions/{queue}/stream HTTP/1.1\r\nHost: rooms\r\n"
+        f"Authorization: Bearer {server.api.keys['admin']}\r\n\r\n".encode()
+    )
+    await reader.readuntil(b"retry: ")
+    assert streams._value.get() == 1
+    writer.write_eof()
+    await until(lambda: streams._value.get() == 0)
+    writer.close()
 
 
 async def test_a_disconnected_client_only_keeps_what_was_sent(server: Server) -> None:

@@ -12,7 +12,16 @@ import pytest
 from rooms.api.server.connections import ConnectionLimits
 from rooms.api.server.framing import MAX_PARTS, RequestFramer
 from rooms.api.server.responses import SECURITY_HEADERS
-from tests.support.http_listener import PUBLISH, Place, answer_from, connected, post, served
+from tests.support.http_listener import (
+    PART,
+    PARTS,
+    PUBLISH,
+    Place,
+    answer_from,
+    connected,
+    post,
+    served,
+)
 from tests.support.installation import PATIENCE_S
 from tests.support.pull_service import until
 
@@ -113,6 +122,40 @@ async def test_a_half_closed_client_gets_its_answers(path: str) -> None:
             _, content = await answer_from(reader)
             assert body in content
         assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("behind", [False, True])
+async def test_a_half_closed_client_gets_an_answer_in_parts(
+    begun: bool,  # noqa: FBT001
+    behind: bool,  # noqa: FBT001
+) -> None:
+    """Check that an export arrives completely, and so does the answer behind it."""
+    async with served() as place, connected(place) as (reader, writer):
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: rooms\r\n\r\n")
+        if begun:
+            await place.service.waiting.wait()
+        if behind:
+            writer.write(post("/else", b"behind"))
+        writer.write_eof()
+        await place.service.waiting.wait()
+        await asyncio.sleep(0.01)
+        place.service.opened.set()
+        assert (await answer_from(reader))[1] == PARTS * PART
+        if behind:
+            assert b"behind" in (await answer_from(reader))[1]
+        assert await reader.read() == b""
+
+
+async def test_a_stream_ends_when_its_client_half_closes() -> None:
+    async with served() as place, connected(place) as (reader, writer):
+        place.service.opened.set()
+        writer.write(b"GET /events HTTP/1.1\r\nHost: rooms\r\n\r\n")
+        await reader.readuntil(PART)
+        writer.write_eof()
+        await place.service.gone.wait()
+        with suppress(ConnectionError):
+            await reader.read()
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
