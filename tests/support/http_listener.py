@@ -209,6 +209,7 @@ class Place:
 
     address: tuple[str, int]
     service: Service
+    routes: FastRoutes
     state: ServerState
     protocols: list[FastProtocol]
     connections: ConnectionRegistry
@@ -225,7 +226,8 @@ async def served(
 ) -> AsyncIterator[Place]:
     """Listen. `without_task`: plain publishes are answered without one."""
     service = Service()
-    config = http_config(Counting(service, without_task=without_task))
+    routes = Counting(service, without_task=without_task)
+    config = http_config(routes)
     config.load()
     state = ServerState()
     state.default_headers = config.encoded_headers
@@ -242,7 +244,13 @@ async def served(
     listener = await asyncio.get_running_loop().create_server(connected, "127.0.0.1", 0)
     async with listener:
         yield Place(
-            listener.sockets[0].getsockname(), service, state, protocols, connections, closed
+            listener.sockets[0].getsockname(),
+            service,
+            routes,
+            state,
+            protocols,
+            connections,
+            closed,
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rooms.api.server.connections import ConnectionLimits
 from rooms.api.server.fast_protocol import FastProtocol
+from rooms.api.server.head import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.support.http_listener import (
     MAX_BODY_BYTES,
     PUBLISH,
@@ -336,3 +337,26 @@ async def test_a_connection_is_idle_from_the_answer_to_the_next_request() -> Non
             place.service.waiting.clear()
         protocol.check_timeouts(now() + idle_s + 1)
         assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([f"X-{number}: y" for number in range(MAX_HEADERS - 3)], 202),
+        ([f"X-{number}: y" for number in range(MAX_HEADERS - 2)], 431),
+        (["X: " + "y" * (MAX_HEAD_BYTES - 500)], 202),
+        (["X: " + "y" * MAX_HEAD_BYTES], 431),
+    ],
+)
+async def test_the_head_of_a_later_request_is_bounded(headers: list[str], status: int) -> None:
+    """Check the bounds without the framer, through which the first request of a connection goes."""
+    async with served() as place, connected(place) as (reader, writer):
+        writer.write(post(PUBLISH))
+        assert (await answer_from(reader))[0].startswith(b"HTTP/1.1 202 ")
+        (protocol,) = place.protocols
+        place.routes.max_body_bytes = 2 * MAX_HEAD_BYTES  # a longer request is not hot
+        protocol.data_received(post(PUBLISH, b"{}", *headers))  # in one read
+        head, _ = await answer_from(reader)
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        assert len(place.service.published) == 1 + (status == 202)
+        assert place.service.passed_on == 0
