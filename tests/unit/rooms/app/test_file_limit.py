@@ -1,5 +1,9 @@
 """Test how the parts of one process share the files that the system allows it."""
 
+import subprocess
+import sys
+from typing import Final
+
 import pytest
 
 from rooms.app.api import file_need, queue_file_need
@@ -68,3 +72,23 @@ def test_open_queues_of_an_external_broker_share_the_files(
     assert allot_connections(file_need(settings), queue_file_need(settings), FILE_NEED) == expected
     embedded = read_settings({})
     assert allot_connections(file_need(embedded), queue_file_need(embedded), FILE_NEED)[1] == 0
+
+
+RAISED: Final = """
+import resource
+from rooms.app.file_limit import raise_file_limit
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 1000)))
+print(raise_file_limit(500), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print(raise_file_limit(5000), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print(raise_file_limit(10), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_limit_of_the_process_is_raised_as_far_as_the_system_allows() -> None:
+    """Check it in a process of its own: a lowered hard limit cannot be raised again."""
+    done = subprocess.run(
+        [sys.executable, "-c", RAISED], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["500 500 1000", "1000 1000 1000", "1000 1000 1000"]
