@@ -5,7 +5,8 @@
     └── failure within 30 s of the last outage's first line ──► flapping: counted, logged later
 
 Each caller names a consequence, such as `requests were refused`. A dependency is logged once,
-however many callers notice the outage. Like loggers, `OUTAGES` is shared by the whole process. All
+however many callers notice the outage. A refused request may never be sent again, so any answer of
+the dependency ends that consequence. Like loggers, `OUTAGES` is shared by the whole process. All
 calls must come from the thread of the event loop.
 """
 
@@ -33,6 +34,8 @@ FLAPPING_S: Final = 30.0
 """An outage that begins so soon after the last one has no line of its own."""
 STALE_S: Final = 10.0
 """A consequence without failures for so long counts as ended once another caller succeeds."""
+REQUESTS_REFUSED: Final = "requests were refused"
+"""The consequence of an outage for requests, as the log states it."""
 _MAX_CONSEQUENCES: Final = 3
 _DRIVERS: Final = frozenset({"psycopg", "sqlalchemy"})
 
@@ -161,6 +164,10 @@ class Outages:
                 outage.logged = False
                 outage.counts.clear()
         self.any_failing = any(outage.last_failures for outage in self._outages.values())
+
+    def record_answer(self, dependency: Dependency) -> None:
+        """Record that a dependency answered: requests are not refused for it any more."""
+        self.record_success(REQUESTS_REFUSED, dependency=dependency)
 
     def reset(self) -> None:
         """Forget all outages without logging."""

@@ -21,6 +21,7 @@ from kazoo.security import make_digest_acl
 from delivery.leadership.kazoo_internals import ping_only_when, report_timeout
 from rooms.backend_urls import ZooKeeperUrl
 from rooms.errors import ElectionUnavailableError
+from rooms.outages import OUTAGES, Dependency
 
 TRUST_FRACTION: Final = 0.6
 """Part of the session timeout for which a member trusts its holds after sending a write."""
@@ -275,13 +276,16 @@ class ZooKeeperSession:
                 method(*arguments, **options).rawlink(
                     lambda result: self._on_response(answer, result)
                 )
-                return await answer
+                value = await answer
         except TimeoutError as exc:
             raise ElectionUnavailableError("ZooKeeper does not answer") from exc
         except (NoNodeError, NodeExistsError):
+            OUTAGES.record_answer(Dependency.ELECTION)
             raise
         except KazooException as exc:
             raise ElectionUnavailableError(f"ZooKeeper went away: {exc!r}") from exc
+        OUTAGES.record_answer(Dependency.ELECTION)
+        return value
 
     def _on_response(self, answer: asyncio.Future[Any], result: Any) -> None:
         # On kazoo's thread.

@@ -30,6 +30,7 @@ from rooms.domain.magazine import (
     check_shards,
 )
 from rooms.errors import ConflictError, MagazineMissingError, MagazineUnavailableError
+from rooms.outages import OUTAGES, Dependency
 from rooms.ports import Clock
 
 _T = TypeVar("_T")
@@ -47,9 +48,11 @@ class ThreadRunner:
             return call(*given, **named)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except (AmbiguousResultError, StoreRefusedError) as exc:
             raise MagazineUnavailableError(str(exc)) from exc
+        OUTAGES.record_answer(Dependency.MAGAZINES)
+        return result
 
     async def close(self) -> None:
         await asyncio.to_thread(self._executor.shutdown)

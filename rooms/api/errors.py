@@ -33,7 +33,7 @@ from rooms.errors import (
     TransientError,
     UnauthenticatedError,
 )
-from rooms.outages import OUTAGES
+from rooms.outages import OUTAGES, REQUESTS_REFUSED
 from rooms.publishing.batch_bounds import BatchTooCostlyError
 from rooms.validation_messages import validation_message
 
@@ -138,8 +138,6 @@ _NAMES_BY_STATUS: Final = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too-large",
 }
 _INTERNAL_ERROR: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "Something went wrong here")
-REQUESTS_REFUSED: Final = "requests were refused"
-"""The consequence of an outage for requests, as the log states it."""
 _encode: Final = msgspec.json.Encoder().encode
 
 

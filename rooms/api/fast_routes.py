@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rooms.api.client_identity import STATE_KEY, ClientCertificate
-from rooms.api.errors import REQUESTS_REFUSED, render
+from rooms.api.errors import render
 from rooms.api.params import parse_room
 from rooms.db.authentication import ClientAddress
 from rooms.domain.principal import Principal
@@ -342,7 +342,7 @@ class FastRoutes:
         except Exception as exc:  # noqa: BLE001 - a bug is answered as a problem, and logged
             return _failure_parts(exc, path)
         if OUTAGES.any_failing:
-            OUTAGES.record_success(REQUESTS_REFUSED, dependency=Dependency.POSTGRESQL)
+            OUTAGES.record_answer(Dependency.POSTGRESQL)
         return (
             answer.status,
             [_JSON_HEADER, _REPLAYED_HEADER_LINE] if answer.replayed else [_JSON_HEADER],
@@ -383,7 +383,7 @@ class _PendingPublish:
         """Respond; a conflict wrote nothing, and is answered as if the request came now."""
         if outcome is None:
             if OUTAGES.any_failing:
-                OUTAGES.record_success(REQUESTS_REFUSED, dependency=Dependency.POSTGRESQL)
+                OUTAGES.record_answer(Dependency.POSTGRESQL)
             self._responder.respond((_ACCEPTED, [_JSON_HEADER], self.content))
         elif isinstance(outcome, Exception):
             self._responder.run(self._failed(outcome))

@@ -19,7 +19,7 @@ from rooms.db.connection import transaction
 from rooms.db.queries.stats import count_alive
 from rooms.db.readiness import WriteCheck
 from rooms.domain.cluster import ClusterView
-from rooms.errors import ElectionUnavailableError, TransientError
+from rooms.errors import ElectionUnavailableError, StorageUnavailableError, TransientError
 from rooms.outages import OUTAGES, Dependency
 from rooms.ports import Broker, Election
 
@@ -82,6 +82,7 @@ class StoreHealth:
             )
             return False
         OUTAGES.record_success(self._check_failed, dependency=self._dependency)
+        OUTAGES.record_answer(self._dependency)
         return True
 
 
@@ -125,9 +126,13 @@ class LeaderAbsentGauge(Collector):
 class LeaderHealth:
     """Check at most once in `FRESH_S`, and remember when a leader was last seen."""
 
-    def __init__(self, election: Election, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, election: Election, monotonic: Callable[[], float], *, dependency: Dependency
+    ) -> None:
+        """Use `election`, whose store is `dependency` in the log."""
         self._election = election
         self._monotonic = monotonic
+        self._dependency = dependency
         self._lock = asyncio.Lock()
         self._leader_seen_at = monotonic()
         self._absent_s = 0.0
@@ -139,7 +144,10 @@ class LeaderHealth:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._election.view()
         except TimeoutError as exc:
-            raise ElectionUnavailableError("the election's store does not answer") from exc
+            cause: Exception = exc
+            if self._dependency is Dependency.POSTGRESQL:
+                cause = StorageUnavailableError("PostgreSQL does not answer")  # for the log
+            raise ElectionUnavailableError("the election's store does not answer") from cause
 
     async def absent_s(self) -> float:
         """Return for how many seconds there has been no leader, at most a second ago.
@@ -157,9 +165,9 @@ class LeaderHealth:
         try:
             view = await self.view()
         except ElectionUnavailableError as exc:
-            OUTAGES.record_failure(exc, _CHECK_FAILED)
+            OUTAGES.record_failure(exc, _CHECK_FAILED, dependency=self._dependency)
         else:
-            OUTAGES.record_success(_CHECK_FAILED)
+            OUTAGES.record_success(_CHECK_FAILED, dependency=self._dependency)
             if view.leader is not None:
                 self._leader_seen_at = self._monotonic()
                 return 0.0

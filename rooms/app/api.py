@@ -170,7 +170,12 @@ async def open_services(
                 clock=clock,
             )
         )
-        leader_health = LeaderHealth(election, clock.monotonic)
+        shares_database = address_of(settings.election_url) == DATABASE
+        leader_health = LeaderHealth(
+            election,
+            clock.monotonic,
+            dependency=Dependency.POSTGRESQL if shares_database else Dependency.ELECTION,
+        )
         broker_health = None if broker is None else BrokerHealth(broker, clock.monotonic)
         magazines = await stack.enter_async_context(open_own_magazines(settings, database_url))
         magazine_health = None

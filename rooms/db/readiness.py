@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.db.connection import CONNECTION_LOST, open_connection, transaction
 from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
-from rooms.outages import OUTAGES
+from rooms.outages import OUTAGES, Dependency
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +83,8 @@ class WriteCheck:
                 await self._write()
         except (TransientError, TimeoutError, sqlalchemy_errors.DBAPIError) as exc:
             works, reason = False, str(exc) or "the write took too long"
+        else:
+            OUTAGES.record_answer(Dependency.POSTGRESQL)
         if works != self._writable:
             if works:
                 _log.info("PostgreSQL takes writes again")

@@ -1,12 +1,16 @@
-"""Test the log of an outage under load: one line when PostgreSQL goes, one when it is back."""
+"""Test the log of an outage under load: one line when a store goes, one when it is back."""
 
+import os
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
 from rooms.cli.database import create_key
 from rooms.domain.state_machine import Scope
+from tests.support.local_servers import TestServer
 from tests.support.polling import until
 from tests.support.process_group import Crew
 from tests.support.recovering_postgres import recovering
@@ -80,3 +84,48 @@ def test_an_outage_under_load_is_two_lines(database: str, tmp_path: Path, sink: 
     assert int(count.replace(",", "")) >= REQUESTS
     assert len(warnings) <= OTHERS, log
     assert "broker" not in log, "PostgreSQL is named, though it is the broker as well"
+
+
+def test_an_outage_of_zookeeper_is_two_lines_without_a_probe(
+    database: str, tmp_path: Path, zookeeper_server: Callable[[], TestServer]
+) -> None:
+    """Kill it under requests. No probe and no scrape asks meanwhile or afterwards.
+
+    Oracle: the first request that is answered again is in the log, with the outage's own duration.
+    """
+    zookeeper = zookeeper_server()
+    _, key = create_key(database, "default", "outage", [Scope.PLATFORM])
+    settings = {
+        "ELECTION_URL": f"{zookeeper.url}?session_s=2",
+        "ROOMS_FARM": f"outage-{os.getpid()}",
+    }
+    crew = Crew(url="", folder=tmp_path, _database_url=database, broker=settings)
+    crew.http.headers["authorization"] = f"Bearer {key}"
+    try:
+        process = crew.start("standalone")
+
+        def answers(expected: int) -> bool:
+            try:
+                return crew.http.get(f"{process.url}/v1/cluster").status_code == expected
+            except httpx.TransportError:
+                return False
+
+        until(lambda: answers(httpx.codes.OK), "the cluster to be shown", within_s=START_S)
+        zookeeper.kill()
+        began = time.monotonic()
+        for _ in range(3):
+            until(lambda: answers(httpx.codes.SERVICE_UNAVAILABLE), "a request to be refused")
+        zookeeper.start()
+        until(lambda: answers(httpx.codes.OK), "the cluster to be shown again", within_s=START_S)
+        lasted = time.monotonic() - began
+        until(
+            lambda: "is back after" in process.log.read_text(),
+            "the line that says that it is back",
+        )
+    finally:
+        crew.end()
+    lines = [line for line in process.log.read_text().splitlines() if "rooms.outages" in line]
+    assert len(lines) == 2, "\n".join(lines)
+    assert "The election's store is away: " in lines[0]
+    (logged,) = re.findall(r"The election's store is back after (\d+) s; .*requests were", lines[1])
+    assert int(logged) <= lasted + 1

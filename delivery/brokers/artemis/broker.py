@@ -43,6 +43,7 @@ from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.domain.native_address import PROTOCOLS, NativeAddress
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import BrokerUnavailableError
+from rooms.outages import OUTAGES, Dependency
 from rooms.ports import RejectedTask
 
 _log = logging.getLogger(__name__)
@@ -359,13 +360,15 @@ class ArtemisBroker:
                 async with self._open_lock:
                     if not self._management.is_open:
                         await self._open_management()
-            return await work(self._management)
+            result = await work(self._management)
         except ManagementError as exc:
             raise BrokerUnavailableError(
                 f"the broker's management rejected the request: {exc}"
             ) from exc
         except ConnectionEndedError as exc:
             raise BrokerUnavailableError(f"the broker's management does not answer: {exc}") from exc
+        OUTAGES.record_answer(Dependency.BROKER)
+        return result
 
     async def _open_management(self) -> None:
         management = ManagementClient(

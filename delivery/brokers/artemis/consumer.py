@@ -18,6 +18,7 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.task_queue import TaskQueue
 from rooms.errors import BrokerUnavailableError
+from rooms.outages import OUTAGES, Dependency
 from rooms.ports import MalformedMessage
 
 _log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class ArtemisConsumer:
             raise BrokerUnavailableError(
                 f"{self._queue.destination} cannot be consumed: {exc}"
             ) from exc
+        OUTAGES.record_answer(Dependency.BROKER)
         return self
 
     async def _subscribe(self) -> BrokerConnection:

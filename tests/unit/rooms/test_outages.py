@@ -22,6 +22,7 @@ from rooms.outages import (
     FLAPPING_S,
     OUTAGES,
     REMINDER_S,
+    REQUESTS_REFUSED,
     STALE_S,
     Dependency,
     Outages,
@@ -29,7 +30,7 @@ from rooms.outages import (
 )
 
 AWAY = StorageUnavailableError("connection refused")
-REFUSED = "requests were refused"
+REFUSED = REQUESTS_REFUSED
 UNSENT = "wake-ups failed"
 Lines = Callable[[], list[str]]
 
@@ -173,6 +174,21 @@ def test_an_answer_that_is_final_is_no_outage(outages: Outages, lines: Lines) ->
     outages.record_failure(NotFoundError("no such subscription"), REFUSED)
     assert lines() == ["requests were refused: no such subscription"]
     assert not outages.any_failing
+
+
+def test_an_answer_ends_refusals_and_nothing_that_is_still_tried(
+    outages: Outages, hand: Hand, lines: Lines
+) -> None:
+    outages.record_failure(AWAY, REFUSED)
+    outages.record_failure(AWAY, UNSENT)
+    outages.record_answer(Dependency.BROKER)
+    outages.record_answer(Dependency.POSTGRESQL)
+    assert outages.any_failing
+    hand.now += 1
+    outages.record_success(UNSENT)
+    assert lines()[1:] == [
+        "PostgreSQL is back after 1 s; 1 requests were refused, 1 wake-ups failed meanwhile"
+    ]
 
 
 def test_parts_go_and_come_back_by_themselves(outages: Outages, hand: Hand, lines: Lines) -> None:

@@ -44,6 +44,7 @@ from rooms.domain.push_url import PushUrl
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import Scope
 from rooms.metrics import Metrics
+from rooms.outages import Dependency
 from rooms.ports import BrokerUsers
 from rooms.publishing.service import open_publisher
 from rooms.settings import read_settings
@@ -251,7 +252,7 @@ async def open_api(
             ) as puller,
             open_magazines(url, farm="farm", client="test") as magazines,
         ):
-            leadership = LeaderHealth(election, clock.monotonic)
+            leadership = LeaderHealth(election, clock.monotonic, dependency=Dependency.POSTGRESQL)
             services = ApiServices(
                 settings=settings,
                 clock=clock,

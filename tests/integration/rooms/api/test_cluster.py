@@ -1,12 +1,17 @@
 """Test the cluster's resources for operators."""
 
+import asyncio
+import time
+
 import pytest
 
 from delivery.leadership.postgres import PostgresElection
+from rooms.api import readiness
 from rooms.api.readiness import LeaderHealth
 from rooms.db.queue.lookahead import schedule_shard_count
 from rooms.domain.cluster import ClusterView
 from rooms.errors import ElectionUnavailableError
+from rooms.outages import OUTAGES, REQUESTS_REFUSED, Dependency, dependency_of
 from rooms.ports import Membership
 from tests.integration.rooms.api.conftest import Api
 from tests.support.installation import until
@@ -81,7 +86,7 @@ async def test_absence_grows_while_the_store_does_not_answer() -> None:
     """Check that an unreachable store counts as no leader, from the start of its outage."""
     now = 100.0
     election = Faulty()
-    leadership = LeaderHealth(election, lambda: now)
+    leadership = LeaderHealth(election, lambda: now, dependency=Dependency.ELECTION)
     now += 5
     assert await leadership.absent_s() == 5
     election.answer = ClusterView(leader="one", epoch=1, leader_absent_s=0, members=())
@@ -98,6 +103,52 @@ async def test_absence_grows_while_the_store_does_not_answer() -> None:
     now += 0.5
     election.answer = ClusterView(leader="two", epoch=2, leader_absent_s=0, members=())
     assert await leadership.absent_s() == 60, "looked again within a second"
+
+
+async def test_each_outage_has_its_lines_though_no_probe_fails_meanwhile(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse requests and the election's member in two outages, with an hour of probes between."""
+    now = 1000.0
+    monkeypatch.setattr(OUTAGES, "_monotonic", lambda: now)
+    away, joining = ElectionUnavailableError("away"), "attempts to join the election failed"
+    election = Faulty()
+    election.answer = ClusterView(leader="one", epoch=1, leader_absent_s=0, members=())
+    leadership = LeaderHealth(election, lambda: now, dependency=Dependency.ELECTION)
+    for _ in range(2):
+        OUTAGES.record_failure(away, REQUESTS_REFUSED)
+        OUTAGES.record_failure(away, joining)
+        now += 5
+        OUTAGES.record_failure(away, REQUESTS_REFUSED)
+        OUTAGES.record_success(joining)
+        for _ in range(3600):
+            now += 1
+            await leadership.absent_s()
+    counts = "2 requests were refused, 1 attempts to join the election failed"
+    assert [record.getMessage() for record in caplog.records] == [
+        "The election's store is away: away",
+        f"The election's store is back after 15 s; {counts} meanwhile",
+    ] * 2
+
+
+async def test_postgresql_is_named_where_its_election_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(readiness, "_TIMEOUT_S", 0.01)
+    election = Hanging()
+    for dependency in (Dependency.POSTGRESQL, Dependency.ELECTION):
+        leadership = LeaderHealth(election, time.monotonic, dependency=dependency)
+        with pytest.raises(ElectionUnavailableError) as raised:
+            await leadership.view()
+        assert dependency_of(raised.value) is dependency
+
+
+class Hanging(Faulty):
+    """Fake an election whose store does not answer."""
+
+    async def view(self) -> ClusterView:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets the event")
 
 
 async def test_an_unreachable_store_is_503(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
