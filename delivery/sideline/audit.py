@@ -3,7 +3,7 @@
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
 from typing import Final
@@ -58,8 +58,12 @@ class _Scan:
 
     An entry that no row names and that is too young is left to a later audit, which must scan
     again.
+
+    `surplus`: entries beyond the rows at the begin, without the deleted ones. It leaves out what
+    was loaded meanwhile, perhaps behind the scan.
     """
 
+    surplus: int
     after: Slot | None = None
     is_decided: bool = True
     is_over: bool = False
@@ -71,7 +75,7 @@ class _AuditProgress:
 
     after: EntryPosition | None = None
     named: int = 0
-    scan: _Scan = field(default_factory=_Scan)
+    scan: _Scan | None = None
 
 
 class SidelineAudit:
@@ -171,7 +175,7 @@ class SidelineAudit:
                 own.named += sum(row.sidelined and row.ref.slot is not None for row in found)
                 own.after = found[-1].position
             if subscription == more_of or not await self._check_entries(
-                subscription, own.named, result, should_continue, repair=True, scan=own.scan
+                subscription, own.named, result, should_continue, repair=True, progress=own
             ):
                 self._progress[subscription] = own
                 break
@@ -264,11 +268,11 @@ class SidelineAudit:
         should_continue: ShouldContinue,
         *,
         repair: bool,
-        scan: _Scan | None = None,
+        progress: _Progress | None = None,
     ) -> bool:
         """Find entries that no row names, unless the magazine has as many entries as rows.
 
-        Return whether it is done. With `scan`, it goes on from there, for a few pages.
+        Return whether it is done. With `progress`, its scan goes on, for a few pages.
         """
         magazine = await self._magazine_cache.get(subscription)
         if magazine is None:
@@ -279,8 +283,9 @@ class SidelineAudit:
             # time.
             if repair and (not surplus or self._audited_surplus.get(subscription) == surplus):
                 return True
-            pages = None if scan is None else SCAN_PAGES
-            scan = scan or _Scan()
+            pages = None if progress is None else SCAN_PAGES
+            progress = progress or _Progress()
+            scan = progress.scan = progress.scan or _Scan(surplus)
             await self._scan_entries(
                 subscription,
                 magazine,
@@ -290,8 +295,8 @@ class SidelineAudit:
                 pages=pages,
                 repair=repair,
             )
-            if scan.is_over and scan.is_decided:
-                self._audited_surplus[subscription] = (await magazine.state()).depth - row_count
+            if scan.is_over and scan.is_decided and repair:
+                self._audited_surplus[subscription] = scan.surplus
             else:
                 self._audited_surplus.pop(subscription, None)
         except MagazineMissingError:
@@ -319,7 +324,7 @@ class SidelineAudit:
             scan.is_decided = scan.is_decided and len(orphans) == len(unnamed)
             result.orphans += len(orphans)
             if repair and orphans:
-                await magazine.delete(orphans)
+                scan.surplus -= len(await magazine.delete(orphans))
             if len(page) < self._batch:
                 scan.is_over = True
                 return

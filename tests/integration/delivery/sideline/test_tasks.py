@@ -1146,6 +1146,45 @@ async def test_a_former_holder_of_a_job_does_not_end_it(
     assert await state() == "done"
 
 
+async def test_an_orphan_made_during_a_scan_is_deleted_later(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load an orphan after the last page was read: the scan has not compared it."""
+    copies = await orphaned(stage, monkeypatch)
+    monkeypatch.setattr(auditing, "MIN_ORPHAN_AGE", timedelta(seconds=-60))
+    scanned = type(await stage.magazine())
+    peek, made = scanned.peek, False
+
+    async def load_after_last_page(
+        self: Any, limit: int, *, after: Slot | None = None
+    ) -> Sequence[StoredEntry]:
+        nonlocal made
+        found: Sequence[StoredEntry] = await peek(self, limit, after=after)
+        if len(found) < limit and not made:
+            made = True
+            orphan = Entry(id=copies[0].delivery_id, body=b"x", generation=copies[0].generation)
+            await self.load([orphan])
+        return found
+
+    monkeypatch.setattr(scanned, "peek", load_after_last_page)
+    audit = stage.audit
+    await audit.run(always)
+    assert made
+    await audit.run(always)
+    await stage.check(copies)
+
+
+async def test_a_check_without_repair_explains_no_orphan(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = await orphaned(stage, monkeypatch)
+    monkeypatch.setattr(auditing, "MIN_ORPHAN_AGE", timedelta(seconds=-60))
+    audit = stage.audit
+    assert (await audit.check(always, repair=False)).orphans
+    await audit.run(always)
+    await stage.check(copies)
+
+
 async def test_a_sweep_runs_on_schedule_and_on_request(stage: Stage) -> None:
     copies = await stage.sideline(3)
     await stage.loader.run(always)
