@@ -364,9 +364,11 @@ async def _wait_for_writers(connection: Connection, since: int) -> None:
 
 
 def _run(session: CliSession, work: Callable[[Connection], Awaitable[Result]]) -> Result:
+    database_url = session.wait_for_database_url()
+
     async def within() -> Result:
         with _cancelling_at_sigterm():
-            async with _locked(session.database_url()) as connection:
+            async with _locked(database_url) as connection:
                 return await work(connection)
 
     try:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,7 +132,9 @@ def test_waiting_process_ends_on_signal(server: Recovering, tmp_path: Path) -> N
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.parametrize("words", [("key", "list"), ("migrate",), ("retention",), ("doctor",)])
+@pytest.mark.parametrize(
+    "words", [("key", "list"), ("secret-key", "status"), ("migrate",), ("retention",), ("doctor",)]
+)
 def test_a_command_waits_until_postgresql_has_recovered(
     server: Recovering, database: str, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -143,7 +146,10 @@ def test_a_command_waits_until_postgresql_has_recovered(
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=environment(tmp_path, server.url, 60),
+        env={
+            **environment(tmp_path, server.url, 60),
+            "ROOMS_SECRET_KEY": b64encode(bytes(range(32))).decode(),
+        },
     )
     try:
         until(lambda: server.refused >= 2, "the command to try again", within_s=START_S)
