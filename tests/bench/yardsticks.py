@@ -7,11 +7,15 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yardstick:
-    """`per_cpu_s`, `per_s` and `p99_ms` of the peers by name; floor and aim for the field `of`."""
+    """`per_cpu_s`, `per_s` and `p99_ms` of the peers by name; floor and aim for the field `of`.
+
+    `p99_aim`: another aim, for the p99 in ms.
+    """
 
     of: str
     floor: float | None = None
     aim: float | None = None
+    p99_aim: float | None = None
     per_s: Mapping[str, float] = field(default_factory=dict)
     per_cpu_s: Mapping[str, float] = field(default_factory=dict)
     latency: str = ""
@@ -54,8 +58,8 @@ YARDSTICKS: Final[Mapping[str, Yardstick]] = {
         of="p99_ms", latency="Svix 4,600/12,500, Outpost with 200 in flight 15,000"
     ),
     "idle, first webhook": Yardstick(of="p50_ms", aim=10),
-    "steady, 40/s": Yardstick(of="p50_ms", aim=15),
-    "steady, 40/s on Artemis": Yardstick(of="p50_ms", aim=15),
+    "steady, 40/s": Yardstick(of="p50_ms", aim=15, p99_aim=40),
+    "steady, 40/s on Artemis": Yardstick(of="p50_ms", aim=15, p99_aim=40),
     "lateness": Yardstick(of="p99_ms", aim=50),
     "lateness, artemis": Yardstick(of="p99_ms", aim=50),
 }
