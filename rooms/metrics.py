@@ -367,6 +367,10 @@ class Metrics:
             (self.relay_refused, (Reason.UNREADABLE, Reason.SUBSCRIPTION_DELETED)),
             (self.sideline_moved, ("queued",)),
             (self.sideline_sweeps, ("done", "failed")),
+            (
+                self.connections_closed,
+                ("files", "unauthenticated", "per_address", "organisation"),
+            ),
             (self.lane_changes, ("tripped", "recovered", "failing", "well", "gone", "failed_long")),
         ):
             for value in values:

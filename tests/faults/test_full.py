@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,7 +113,8 @@ def listed(service: Service) -> list[dict[str, str]] | None:
 def test_commands_in_a_second_terminal_beside_run_full(service: Service) -> None:
     """Commands without addresses use Artemis and ZooKeeper, with the password in full.env.
 
-    While Artemis is suspended, the doctor reports it with its log, and repairs nothing.
+    While Artemis is suspended, the doctor reports it with its log, and repairs nothing. Then the
+    broker's figures are exported, which a task of its own measures.
     """
     services = LocalServices(data=service.data)
     agreed = rooms(services, "doctor")
@@ -132,6 +134,18 @@ def test_commands_in_a_second_terminal_beside_run_full(service: Service) -> None
     finally:
         os.kill(artemis, signal.SIGCONT)
     until(lambda: rooms(services, "doctor").returncode == 0, "Artemis to answer again")
+
+    def exported() -> bool:
+        text = service.http.get("/metrics").text
+        used = re.search(r"^rooms_broker_disk_usage_ratio (\S+)$", text, re.MULTILINE)
+        return (
+            used is not None
+            and 0 < float(used[1]) < 1
+            and re.search(r"^rooms_native_queue_depth 0.0$", text, re.MULTILINE) is not None
+            and 'rooms_processes_alive{kind="relay"} 1.0' in text
+        )
+
+    until(exported, "the metrics of broker and relay, on which alerts are raised")
 
 
 def test_killed_servers_restart_with_their_data(service: Service) -> None:

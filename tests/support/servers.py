@@ -1,6 +1,7 @@
 """Real servers for tests: one that the environment names, else one started here, else a container, else the reason why not.
 
-Tests without their server are skipped locally, and fail where CI is set.
+Tests without their server are skipped locally, and fail where CI is set. Only Aerospike may be
+missing in CI too: no package registry has its server.
 """
 
 import os
