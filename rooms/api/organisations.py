@@ -1,6 +1,6 @@
 """Serve `/v1/organisations`: the members of the installation, for its operators."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -21,6 +21,7 @@ from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
+from rooms.api.grants import notify_changed
 from rooms.api.jobs import JobAccepted, accepted_response
 from rooms.api.key_bodies import CreatedKey, CreateKey
 from rooms.api.keys import make_key
@@ -38,10 +39,10 @@ from rooms.db.catalog.subscription_states import (
 )
 from rooms.db.connection import transaction
 from rooms.db.jobs import jobs as job_records
-from rooms.db.notify import Channel
-from rooms.domain.ids import OrganisationId, is_id
+from rooms.domain.ids import OrganisationId, RoomId, is_id
 from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
+from rooms.domain.room import Subscription
 from rooms.domain.sharing import (
     EVERY_ORGANISATION,
     MEMBER_ID_PATTERN,
@@ -258,7 +259,8 @@ async def suspend_organisation(
             connection, identity, OrganisationStatus.SUSPENDED, reason
         )
         change.before = {"status": now.status}
-        await _set_suspended(connection, services, principal, found, suspended=True)
+        changed = await _set_suspended(connection, principal, found, suspended=True)
+    _notify_all(services, changed)
     return found
 
 
@@ -281,8 +283,8 @@ async def resume_organisation(
             connection, identity, OrganisationStatus.ACTIVE, None
         )
         change.before = {"status": now.status}
-        await _set_suspended(connection, services, principal, found, suspended=False)
-    services.notifier.notify(Channel.PUSH)
+        changed = await _set_suspended(connection, principal, found, suspended=False)
+    _notify_all(services, changed)
     return found
 
 
@@ -321,7 +323,7 @@ async def delete_organisation(
         found = await records.set_organisation_status(
             connection, identity, OrganisationStatus.DELETING, None
         )
-        await _set_suspended(connection, services, principal, found, suspended=True)
+        changed = await _set_suspended(connection, principal, found, suspended=True)
         job = await job_records.create_job(
             connection,
             principal.organisation_id,
@@ -330,6 +332,7 @@ async def delete_organisation(
             room=None,
             arguments={"organisation_id": identity, "name": now.name},
         )
+    _notify_all(services, changed)
     return accepted_response(job)
 
 
@@ -365,20 +368,21 @@ async def create_organisation_key(
 
 async def _set_suspended(
     connection: AsyncConnection,
-    services: ApiServices,
     principal: Principal,
     organisation: Organisation,
     *,
     suspended: bool,
-) -> None:
+) -> Mapping[RoomId, Sequence[Subscription]]:
     """Suspend, or lift, every subscription that depends on an organisation.
 
-    Its rooms without subscriptions are touched too: every process notices that they are closed. The
-    subscriptions are read once their rooms are locked, so that no change of them is overwritten.
+    Return the changed ones by room, for `_notify_all` after the commit. Its rooms without
+    subscriptions are touched too: every process notices that they are closed. The subscriptions are
+    read once their rooms are locked, so that no change of them is overwritten.
     """
     action = SubscriptionAction.SUSPENDED if suspended else SubscriptionAction.REINSTATED
     owners = await touch_rooms_under(connection, organisation.id)
     found = await subscriptions_under(connection, organisation.id)
+    changed: dict[RoomId, list[Subscription]] = {room: [] for room in owners}
     for room, owner in owners.items():
         for subscription in found.get(room, ()):
             reasons = set()
@@ -394,7 +398,7 @@ async def _set_suspended(
             else:
                 wanted = lift(standing, reasons)
             if wanted != standing:
-                await apply(
+                now = await apply(
                     connection,
                     subscription,
                     wanted,
@@ -402,7 +406,14 @@ async def _set_suspended(
                     action,
                     reason=f"organisation {organisation.name}",
                 )
-        services.notifier.notify(Channel.CONFIG, str(room))
+                changed[room].append(now)
+    return changed
+
+
+def _notify_all(services: ApiServices, changed: Mapping[RoomId, Sequence[Subscription]]) -> None:
+    """Notify every process of these rooms and of the subscriptions that changed in each."""
+    for room, subscriptions in changed.items():
+        notify_changed(services, room, subscriptions)
 
 
 async def _lock(connection: AsyncConnection, identity: OrganisationId) -> Organisation:

@@ -4,7 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
+from rooms.db.notify import Channel
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     Member,
@@ -194,6 +196,46 @@ async def test_what_is_held_by_a_suspension_is_delivered_after_it(api: Api) -> N
     second = await accepted(api, owner.key, room)
     await suspend(api, subscriber, "resume")
     assert sorted(await pulled(api, subscriber, foreign["id"])) == sorted([first, second])
+
+
+@pytest.mark.parametrize("action", ["suspend", "resume", "delete"])
+async def test_processes_are_notified_of_a_suspension_after_its_commit(
+    api: Api, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """Check it for workers and polls: what one reads before the commit, it believes for seconds."""
+    owner, subscriber = await member(api), await member(api)
+    room, empty = await open_room(api, owner), await open_room(api, subscriber)
+    push = await subscribe(api, subscriber, room, "push", push_url="https://a.example.com/")
+    pull = await subscribe(api, subscriber, room, "pull")
+    if action == "resume":
+        await suspend(api, subscriber)
+    happened: list[tuple[str, ...]] = []
+    monkeypatch.setattr(api.services.notifier, "notify", lambda *one: happened.append(one))
+    engine = api.services.engine.sync_engine
+
+    def commit(_: Any) -> None:
+        happened.append(("commit",))
+
+    event.listen(engine, "commit", commit)
+    try:
+        if action == "delete":
+            path = f"/organisations/{subscriber.id}?confirm={subscriber.name}"
+            answer = await api.call("DELETE", path, "platform")
+            assert answer.status_code == 202, answer.text
+        else:
+            await suspend(api, subscriber, action)
+    finally:
+        event.remove(engine, "commit", commit)
+    last_commit = max(index for index, one in enumerate(happened) if one == ("commit",))
+    assert set(happened[:last_commit]) <= {("commit",)}
+    assert {
+        (Channel.CONFIG, str(room)),
+        (Channel.CONFIG, str(empty)),
+        (Channel.PUSH,),
+        (Channel.PULL, pull["id"]),
+    } == set(happened[last_commit + 1 :])
+    wanted = "active" if action == "resume" else "suspended"
+    assert set((await statuses(api, {"push": push["id"], "pull": pull["id"]})).values()) == {wanted}
 
 
 async def test_a_grant_lost_during_a_suspension_stays_lost(api: Api) -> None:
