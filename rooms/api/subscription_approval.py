@@ -385,11 +385,14 @@ async def list_history(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> HistoryPage:
-    """List every change of the subscription, newest first. For both sides."""
+    """List every change of the subscription, newest first. For both sides, also once deleted."""
     identity = parse_subscription(subscription_id)
     page = PageRequest(services.cipher, _LIST, limit, cursor)
     async with transaction(services.engine) as connection:
-        found = await records.find_visible_subscription(connection, principal, identity)
+        # One side cannot take from the other the proof of what was approved and ended.
+        found = await records.find_visible_subscription(
+            connection, principal, identity, deleted=True
+        )
         entries = await states.list_history(
             connection,
             found,

@@ -155,7 +155,8 @@ def cancel_change(session: CliSession, /, *, subscription: str) -> None:
 def history(session: CliSession, /, *, subscription: str, paging: Paging) -> None:
     """Show who changed a subscription, when and why, newest first.
 
-    With --json each entry also shows what the subscription looked like.
+    With --json each entry also shows what the subscription looked like. Name a deleted
+    subscription by its id.
     """
     list_of_subscription(
         session, subscription, "history", _COLUMNS, empty="no changes yet", paging=paging

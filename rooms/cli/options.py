@@ -406,10 +406,16 @@ def list_of_subscription(
     paging: Paging,
     **wanted: Any,
 ) -> None:
-    """Show a list below a subscription; `wanted` are its filters, without those that are None."""
+    """Show a list below a subscription; `wanted` are its filters, without those that are None.
+
+    An id is not looked up: of a deleted subscription only the history is left.
+    """
     with session.client() as client:
-        found = find_subscription(client, subscription)
-        path = f"/subscriptions/{found['id']}/{resource}"
+        if _UUID.fullmatch(subscription):
+            identity = subscription.lower()
+        else:
+            identity = find_subscription(client, subscription)["id"]
+        path = f"/subscriptions/{identity}/{resource}"
         page = client.page(path, params=set_fields(**wanted), **paging)
     session.output().listing(page, columns, empty=empty)
 

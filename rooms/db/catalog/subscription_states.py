@@ -179,14 +179,18 @@ async def _add_event(
                 # The row may be gone when the event is sent.
                 "name": subscription.name,
                 "target": target_of(subscription.push_url),
-                "status": SubscriptionStatus.DELETED.value
-                if action is SubscriptionAction.DELETED
-                else subscription.status.value,
+                "status": _status_after(subscription, action),
                 "version": subscription.version,
                 "proposal": subscription.proposal is not None,
                 "reason": reason,
             },
         )
+
+
+def _status_after(subscription: Subscription, action: SubscriptionAction) -> str:
+    """Return the status that an action leaves; a deletion is recorded before it is stored."""
+    is_deletion = action is SubscriptionAction.DELETED
+    return (SubscriptionStatus.DELETED if is_deletion else subscription.status).value
 
 
 async def _insert_entries(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -204,7 +208,7 @@ def _entry_row(
         "room_id": subscription.room_id,
         "subscription_id": subscription.id,
         "action": action.value,
-        "status": subscription.status.value,
+        "status": _status_after(subscription, action),
         "organisation_id": actor.organisation_id,
         "key_id": actor.key_id,
         "application": actor.application,

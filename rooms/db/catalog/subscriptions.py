@@ -128,12 +128,15 @@ async def _find(
     principal: Principal,
     identity: SubscriptionId,
     condition: ColumnElement[bool],
+    *,
+    deleted: bool = False,
 ) -> Subscription:
     room = room_of(identity)
     if not principal.may_use_subscription(room, identity):
         raise subscription_not_found(identity)
+    known = select(subscriptions).where(subscriptions.c.room_id == room)
     statement = (
-        _visible(room)
+        (known if deleted else _visible(room))
         .where(subscriptions.c.id == identity)
         .join(rooms, rooms.c.id == subscriptions.c.room_id)
         .where(condition, rooms.c.deleting.is_(False))
@@ -149,9 +152,16 @@ async def _find(
 
 
 async def find_visible_subscription(
-    connection: AsyncConnection, principal: Principal, identity: SubscriptionId
+    connection: AsyncConnection,
+    principal: Principal,
+    identity: SubscriptionId,
+    *,
+    deleted: bool = False,
 ) -> Subscription:
-    """Return one subscription as its subscriber or as its room's owner. NotFoundError."""
+    """Return one subscription as its subscriber or as its room's owner. NotFoundError.
+
+    `deleted`: also one whose deletion was accepted.
+    """
     organisation = principal.organisation_id
     return await _find(
         connection,
@@ -161,6 +171,7 @@ async def find_visible_subscription(
             subscriptions.c.organisation_id == organisation,
             rooms.c.organisation_id == organisation,
         ),
+        deleted=deleted,
     )
 
 

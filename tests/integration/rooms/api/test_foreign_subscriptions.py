@@ -182,6 +182,36 @@ async def test_the_history_names_actors_and_shows_nothing_secret(api: Api) -> No
             assert not [text for text in own if secret in text], secret
 
 
+@pytest.mark.parametrize("ending", ["terminate", "reject", "delete"])
+async def test_a_deletion_by_the_subscriber_leaves_the_history_to_both_sides(
+    api: Api, ending: str
+) -> None:
+    """A guest cannot erase the owner's proof of what was approved and ended."""
+    owner, subscriber, room, identity = await pending(api)
+    stranger = await member(api)
+    if ending != "reject":
+        await approve(api, owner, identity)
+    if ending != "delete":
+        assert (await act(api, owner, identity, ending, reason="over")).status_code == 200
+    before = await history(api, owner, identity)
+    deleted = await api.call("DELETE", f"/subscriptions/{identity}", subscriber.key)
+    assert deleted.status_code == 202, deleted.text
+    for reader in (owner, subscriber):
+        steps = await history(api, reader, identity)
+        assert [one["action"] for one in steps] == [*(one["action"] for one in before), "deleted"]
+        assert (steps[-1]["status"], steps[-1]["organisation"]) == ("deleted", subscriber.name)
+        for path in ("", "/counts"):
+            gone = await api.call("GET", f"/subscriptions/{identity}{path}", reader.key)
+            assert gone.status_code == 404, path
+    assert (await history(api, owner, identity))[:-1] == before
+    path = f"/subscriptions/{identity}/history"
+    assert (await api.call("GET", path, stranger.key)).status_code == 404
+    confirm = (await api.call("GET", f"/rooms/{room}", owner.key)).json()["name"]
+    closed = await api.call("DELETE", f"/rooms/{room}?confirm={confirm}", owner.key)
+    assert closed.status_code == 202, closed.text
+    assert (await api.call("GET", path, owner.key)).status_code == 404
+
+
 async def test_what_is_pending_gets_nothing_and_what_is_approved_gets_the_rest(api: Api) -> None:
     owner, subscriber, room, identity = await pending(api)
     await accepted(api, owner.key, room)

@@ -111,6 +111,15 @@ def test_a_name_means_the_subscription_that_has_not_ended(
     assert fake.requests[-1].path == f"/v1/subscriptions/{new['id']}/history"
 
 
+def test_the_history_of_a_deleted_subscription_is_read_by_its_id(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    deleted = subscription(1, NORTH)["id"]
+    fake.history.append({"at": "2026-01-01T00:00:00Z", "action": "deleted"})
+    assert "deleted" in terminal.done("subscription", "history", deleted.upper())
+    assert fake.requests[-1].path == f"/v1/subscriptions/{deleted}/history"
+
+
 def test_terminate_asks_first(terminal: Terminal, fake: FakeRooms) -> None:
     fake.subscriptions.append(subscription(1, NORTH, status="active"))
     refused = terminal.run("subscription", "terminate", "orders/crm", stdin="n\n")
