@@ -4,7 +4,7 @@ Each run makes at most one message for a room, kind and recipient. It lists up t
 events and says how many there were in all.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +31,8 @@ MAX_LISTED: Final = 100
 _MAX_SCANS: Final = 20
 """Batches of messages that one run looks at for completion."""
 _START: Final = (-1, "")
+_SUBSCRIBERS_OWN: Final = frozenset({"push_url", "reason"})
+"""Of a disabled endpoint: what the owner of the room does not see."""
 
 NotifyQueued = Callable[[SubscriptionId | None], None]
 
@@ -119,29 +121,42 @@ def message_for(recipient: Recipient, batch: WaitingBatch) -> dict[str, Any] | N
     if total == 0:
         return None
     events.sort(key=lambda one: one.id)
-    return {
-        "type": group.event.value,
-        "room_id": group.room,
-        "total": total,
-        "events": list(_listed(events[:MAX_LISTED])),
-    }
+    listed = list(_listed(group.event, recipient, events[:MAX_LISTED]))
+    message = {"type": group.event.value, "room_id": group.room, "total": total, "events": listed}
+    if group.event is OperationalEvent.ENDPOINT_DISABLED and listed:
+        message |= _first_disabled(listed[0])
+    return message
+
+
+def _first_disabled(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a message had when each disabled endpoint had one of its own."""
+    fields = {name: entry[name] for name in ("subscription_id", "name", "disabled_at")}
+    if "push_url" in entry:
+        return fields | {"push_url": entry["push_url"], "reason": entry["reason"]}
+    return fields | {"push_url": entry["target"], "organisation_id": entry["organisation_id"]}
 
 
 def _is_for(recipient: Recipient, organisation: str) -> bool:
     return recipient.owns or organisation == recipient.organisation_id
 
 
-def _listed(events: Sequence[WaitingEvent]) -> Iterator[dict[str, Any]]:
-    for event in events:
-        shown: dict[str, Any] = {"at": event.at}
-        if event.subscription_id is not None:
+def _listed(
+    event: OperationalEvent, recipient: Recipient, events: Sequence[WaitingEvent]
+) -> Iterator[dict[str, Any]]:
+    own = _SUBSCRIBERS_OWN if event is OperationalEvent.ENDPOINT_DISABLED else frozenset()
+    for one in events:
+        shown: dict[str, Any] = {"at": one.at}
+        if one.subscription_id is not None:
             shown |= {
-                "subscription_id": event.subscription_id,
-                "name": event.name,
-                "subscription_type": event.type,
-                "target": event.target,
-                "organisation_id": event.organisation_id,
-                "organisation": event.organisation,
-                "member_id": event.member_id,
+                "subscription_id": one.subscription_id,
+                "name": one.name,
+                "subscription_type": one.type,
+                "target": one.target,
+                "organisation_id": one.organisation_id,
+                "organisation": one.organisation,
+                "member_id": one.member_id,
             }
-        yield shown | msgspec.json.decode(event.data)
+        data = msgspec.json.decode(one.data)
+        if one.organisation_id != recipient.organisation_id:
+            data = {name: value for name, value in data.items() if name not in own}
+        yield shown | data

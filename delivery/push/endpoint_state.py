@@ -18,19 +18,11 @@ from delivery.push.endpoints import Endpoint
 from delivery.push.lane import Lane, Lanes
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.endpoints import EndpointRecord
-from rooms.db.queue.throttle import MAX_RECIPIENTS, SharedLaneState
+from rooms.db.queue.throttle import SharedLaneState
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.ids import (
-    DeliveryId,
-    IdGenerator,
-    MessageId,
-    RoomId,
-    SubscriptionId,
-    room_of,
-)
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.errors import StorageRefusedError
 from rooms.outages import OUTAGES
-from rooms.ports import Clock
 
 _TOO_MANY_REQUESTS: Final = 429
 _FIRST_SERVER_ERROR: Final = 500
@@ -256,14 +248,10 @@ class EndpointStateWriter:
         lanes: SharedLaneState,
         signals: Notifier,
         *,
-        ids: IdGenerator,
-        clock: Clock,
         observe: Callable[[EndpointSignal], None],
     ) -> None:
         self._lanes = lanes
         self._signals = signals
-        self._ids = ids
-        self._clock = clock
         self._observe = observe
 
     async def write(self, event: EndpointEvent, age_s: float = 0.0) -> None:
@@ -276,8 +264,6 @@ class EndpointStateWriter:
         record = event.endpoint.record
         if await self._apply(event, age_s):
             self._observe(event.signal)
-            if event.signal in {EndpointSignal.GONE, EndpointSignal.FAILED_TOO_LONG}:
-                self._signals.notify_queued()  # for the operational message about it
         # Also if another worker was first: its notification may be lost.
         self._signals.notify(Channel.CONFIG, str(record.room_id))
 
@@ -291,9 +277,10 @@ class EndpointStateWriter:
         record = event.endpoint.record
         match event.signal:
             case EndpointSignal.GONE:
-                return await self._disable(record, event.detail, None)
+                return await self._lanes.disable(record, reason=event.detail)
             case EndpointSignal.FAILED_TOO_LONG:
-                return await self._disable(record, event.detail, record.throttle.disable_after_ms)
+                failing_ms = record.throttle.disable_after_ms
+                return await self._lanes.disable(record, reason=event.detail, failing_ms=failing_ms)
             case EndpointSignal.CIRCUIT_OPENED:
                 return await self._lanes.open_circuit(
                     record, open_ms=record.throttle.circuit_open_ms
@@ -304,18 +291,6 @@ class EndpointStateWriter:
                 return await self._lanes.mark_failing(record)
             case EndpointSignal.HEALTHY:
                 return await self._lanes.clear_failing(record, age_s=age_s)
-
-    async def _disable(self, record: EndpointRecord, reason: str, failing_ms: int | None) -> bool:
-        room, now_ms = record.room_id, self._clock.now_ms()
-        return await self._lanes.disable(
-            record,
-            reason=reason,
-            failing_ms=failing_ms,
-            messages=[MessageId(self._ids.generate(room, now_ms)) for _ in range(MAX_RECIPIENTS)],
-            deliveries=[
-                DeliveryId(self._ids.generate(room, now_ms)) for _ in range(MAX_RECIPIENTS)
-            ],
-        )
 
 
 class ConcurrencyReporter:

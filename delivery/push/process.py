@@ -22,7 +22,6 @@ from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.queue.throttle import SharedLaneState
 from rooms.db.secrets import Cipher
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import IdGenerator
 from rooms.domain.state_machine import State
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.metrics import Metrics, status_label
@@ -70,7 +69,6 @@ async def run_push(
     sender: Sender,
     cipher: Cipher,
     clock: Clock,
-    ids: IdGenerator,
     metrics: Metrics,
     slots: int,
     sandbox: SandboxClient | None,
@@ -114,8 +112,6 @@ async def run_push(
         state_writer = EndpointStateWriter(
             SharedLaneState(states),
             signals,
-            ids=ids,
-            clock=clock,
             observe=metrics.count_lane_change,
         )
         events = EndpointEventQueue(

@@ -1,7 +1,6 @@
 """Run the push worker's process."""
 
 import asyncio
-import secrets
 from contextlib import AsyncExitStack
 from typing import Final, cast
 
@@ -16,7 +15,6 @@ from rooms.app.file_limit import FileNeed, allot_connections
 from rooms.app.process import StopHook, run, stop_on_signals
 from rooms.app.stores import open_checked_cipher, open_own_broker, process_registration
 from rooms.clock import SystemClock
-from rooms.domain.ids import IdGenerator
 from rooms.metrics import Metrics
 from rooms.ports import TaskSource
 from rooms.settings import Settings
@@ -99,7 +97,6 @@ async def serve_worker(
                 sender=sender,
                 cipher=cipher,
                 clock=clock,
-                ids=IdGenerator(secrets.randbits),
                 metrics=metrics,
                 slots=settings.lane_concurrency,
                 sandbox=isolated if settings.sandbox_after_crashes else None,

@@ -20,7 +20,6 @@ class OperationalEvent(StrEnum):
     SUBSCRIPTION_TERMINATED = "rooms.subscription.terminated"
     """It was terminated by either side, or deleted by its subscriber."""
     ENDPOINT_DISABLED = "rooms.endpoint.disabled"
-    """One message for each, at once; all other events wait for the next batch."""
     ENDPOINT_RECOVERED = "rooms.endpoint.recovered"
     """It succeeded after it had only failed, or it was disabled and is resumed."""
     CIRCUIT_OPENED = "rooms.circuit.opened"

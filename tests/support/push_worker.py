@@ -277,8 +277,6 @@ async def working(
         records = EndpointStateWriter(
             SharedLaneState(states),
             signals,
-            ids=installation.ids,
-            clock=clock,
             observe=changes.append,
         )
         notices = EndpointEventQueue(

@@ -142,7 +142,7 @@ class EventGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingEvent:
-    """Hold one event. What the owner of the room may not see is not in it."""
+    """Hold one event. Only of a disabled endpoint there is more in it than its owner may see."""
 
     id: int
     organisation_id: OrganisationId

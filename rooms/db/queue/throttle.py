@@ -14,17 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from rooms.db.operational.messages import EXPIRES_AT, MESSAGE_CTES
-from rooms.db.operational.outbox import IS_RECIPIENT, event_ctes
+from rooms.db.operational.outbox import event_ctes
 from rooms.db.pg_arrays import literal_array, number_array
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.domain.operational_event import OperationalEvent
 
-DISABLED_EVENT: Final = OperationalEvent.ENDPOINT_DISABLED
-MAX_RECIPIENTS: Final = 2
-"""The owner of the room and the subscriber; they may be one."""
 # The status is tested by an expression, so that the planner uses no index but the key.
 _BUMP_VERSION: Final = """learnt AS (
     UPDATE subscriptions s SET version = s.version + 1 FROM l WHERE s.room_id = l.room_id AND s.id = l.id
@@ -79,11 +75,11 @@ WITH l AS (
         AND failing_since <= now() - %(age_ms)s::int8 * interval '1 ms' RETURNING room_id, id
 ), {_changed_with_event(OperationalEvent.ENDPOINT_RECOVERED, _SUCCEEDED)}"""  # noqa: S608 - constants of this package
 
-# Disabling and notifying are one statement: no endpoint is disabled without a message to the
-# operational subscriptions of the room's owner and of the subscriber, as far as they are there.
-# From then on that message is a delivery like any other. The owner sees no more of another
-# organisation's endpoint than its host.
-_TARGET: Final = "substring(s.push_url FROM '^[^:]+://[^/?]+')"
+# Disabling and its event are one statement. The owner of the room sees no more of another
+# organisation's endpoint than its host: `delivery.maintenance.operational_events` leaves out the rest.
+_TARGET: Final = "substring(push_url FROM '^[^:]+://[^/?]+')"
+_DISABLED: Final = f"""SELECT room_id, id AS subscription_id, jsonb_build_object('name', name, 'disabled_at', now(),
+        'target', {_TARGET}, 'push_url', push_url, 'reason', status_reason) AS data FROM s"""  # noqa: S608 - constants of this package
 # The room is locked before the subscription, as the API does that: the other way round, each could
 # wait for the other.
 _DISABLE: Final = f"""
@@ -97,27 +93,14 @@ WITH locked AS MATERIALIZED (
         %(failing_ms)s::int8 IS NULL OR EXISTS (
             SELECT FROM lanes l WHERE l.room_id = s.room_id AND l.id = s.id
                 AND l.failing_since <= now() - %(failing_ms)s::int8 * interval '1 ms'))
-    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version, s.organisation_id, s.operational
+    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version
 ), h AS (
     INSERT INTO subscription_history (room_id, subscription_id, action, status, reason, snapshot)
     SELECT room_id, id, 'disabled', 'disabled', status_reason, jsonb_build_object('name', name, 'type', type, 'version', version) FROM s
 ), r AS (
     UPDATE rooms SET plan_version = plan_version + 1 WHERE id IN (SELECT room_id FROM s)
-), recipients AS MATERIALIZED (
-    SELECT o.room_id, o.id AS subscription_id, o.type, o.version, row_number() OVER (ORDER BY o.id) AS n, {EXPIRES_AT} AS expires_at,
-        convert_to((jsonb_build_object('type', '{DISABLED_EVENT}', 'room_id', s.room_id, 'subscription_id', s.id,
-            'name', s.name, 'disabled_at', now()) || CASE WHEN o.organisation_id = s.organisation_id
-            THEN jsonb_build_object('push_url', s.push_url, 'reason', s.status_reason)
-            ELSE jsonb_build_object('push_url', {_TARGET}, 'organisation_id', s.organisation_id) END)::text, 'UTF8') AS payload
-    FROM s, rooms r, LATERAL (
-        SELECT * FROM subscriptions o
-        WHERE o.room_id = s.room_id AND o.organisation_id IN (r.organisation_id, s.organisation_id) AND {IS_RECIPIENT}
-        LIMIT {MAX_RECIPIENTS}
-    ) o WHERE r.id = s.room_id AND NOT s.operational AND '{DISABLED_EVENT}' = ANY (r.operational_events)
-), notice AS MATERIALIZED (
-    SELECT t.*, '{DISABLED_EVENT}' AS event, (%(messages)s::uuid[])[n] AS message_id, (%(deliveries)s::uuid[])[n] AS id FROM recipients t
-){MESSAGE_CTES}
-SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM s)
+){event_ctes(OperationalEvent.ENDPOINT_DISABLED, _DISABLED)}
+SELECT 0, count(*) FROM s
 """  # noqa: S608 - constants of this package
 
 # Beside the status, not instead of it: when the key is back, deliveries continue without further
@@ -227,24 +210,13 @@ class SharedLaneState:
         tried: EndpointRecord,
         *,
         reason: str,
-        messages: Sequence[MessageId],
-        deliveries: Sequence[DeliveryId],
         failing_ms: int | None = None,
     ) -> bool:
         """Disable an endpoint until it is resumed.
 
-        The operational subscriptions of the room's owner and of the subscriber get a message each:
-        `messages` and `deliveries` are the ids of these, `MAX_RECIPIENTS` of each. With
-        `failing_ms`, disable only if all workers have seen only failures for so long.
+        With `failing_ms`, only if all workers have seen only failures for so long.
         """
-        return await self._change(
-            _DISABLE,
-            tried,
-            reason=reason,
-            messages=literal_array(messages),
-            deliveries=literal_array(deliveries),
-            failing_ms=failing_ms,
-        )
+        return await self._change(_DISABLE, tried, reason=reason, failing_ms=failing_ms)
 
     async def set_status_reason(
         self, room: RoomId, subscription: SubscriptionId, *, version: int, reason: str | None

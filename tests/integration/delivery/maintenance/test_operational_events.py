@@ -362,7 +362,6 @@ async def test_what_happens_to_operational_messages_causes_no_events(
         await operational(installation, organisation_id=theirs, circuit_failures=1),
     ]
     lanes = SharedLaneState(writer)
-    ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     for reported in recipients:
         await sidelined(installation, writer, reported)
         assert await lanes.open_circuit(await installation.endpoint_record(reported), open_ms=1000)
@@ -372,8 +371,6 @@ async def test_what_happens_to_operational_messages_causes_no_events(
         assert await lanes.disable(
             await installation.endpoint_record(reported),
             reason="gone",
-            messages=[MessageId(one) for one in ids[:2]],
-            deliveries=[DeliveryId(one) for one in ids[2:]],
         )
     before = await installation.value("SELECT count(*) FROM messages")
     assert await waiting(installation) == (0, 0)
@@ -653,13 +650,11 @@ async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everyth
     foreign = await installation.subscribe(
         organisation_id=theirs, push_url="https://hooks.example.com/secret?token=1"
     )
-    ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     assert await SharedLaneState(writer).disable(
         await installation.endpoint_record(foreign),
         reason="HTTP 410: their answer",
-        messages=[MessageId(one) for one in ids[:2]],
-        deliveries=[DeliveryId(one) for one in ids[2:]],
     )
+    await task(writer).run(always)
     (whole,) = await received(installation, reported)
     assert (whole["push_url"], whole["reason"]) == (
         "https://hooks.example.com/secret?token=1",
@@ -671,6 +666,36 @@ async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everyth
         "https://hooks.example.com",
     )
     assert "reason" not in seen
+    for message in (whole, seen):
+        (entry,) = message["events"]
+        assert message["total"] == 1
+        for name in ("subscription_id", "name", "disabled_at"):
+            assert message[name] == entry[name]
+        assert (entry["subscription_id"], entry["target"]) == (foreign, "https://hooks.example.com")
+    assert whole["events"][0]["reason"] == whole["reason"]
+    assert seen["organisation_id"] == theirs
+    assert not [text for text in ("secret", "token", "their answer") if text in json.dumps(seen)]
+
+
+async def test_many_disabled_endpoints_give_few_messages(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """All endpoints behind one gateway answer 410, and maintenance comes by while they do."""
+    ours = await operational(installation)
+    lanes = SharedLaneState(writer)
+    found = [await installation.subscribe(name=f"gone-{number}") for number in range(12)]
+    for pair in zip(found[::2], found[1::2], strict=True):
+        for one in pair:
+            assert await lanes.disable(await installation.endpoint_record(one), reason="HTTP 410")
+        await task(writer).run(always)
+    assert len(await received(installation, ours)) == BURST
+    await no_rate(installation)
+    await task(writer).run(always)
+    messages = await received(installation, ours)
+    assert len(messages) == BURST + 1
+    assert [one["total"] for one in messages] == [2] * len(messages)
+    assert [one["subscription_id"] for one in messages] == found[::2]
+    assert [e["subscription_id"] for one in messages for e in one["events"]] == found
 
 
 async def test_a_term_that_ends_leaves_the_rest_for_the_next(

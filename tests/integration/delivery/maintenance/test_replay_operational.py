@@ -14,11 +14,12 @@ from rooms.db.jobs.jobs import JobQueue
 from rooms.db.jobs.restore import RestoreQueries
 from rooms.db.queue.throttle import SharedLaneState
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, SubscriptionId
+from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.state_machine import State
 from tests.integration.delivery.maintenance.test_operational_events import (
     operational,
     organisation,
+    task,
 )
 from tests.integration.delivery.maintenance.test_replay import (
     given,
@@ -27,7 +28,7 @@ from tests.integration.delivery.maintenance.test_replay import (
     result,
 )
 from tests.integration.delivery.maintenance.test_service import always, ask, job
-from tests.support.installation import Installation, now_ms
+from tests.support.installation import Installation
 
 EVER = [{"event_types": None, "from_us": 0, "until_us": None}]
 OF_OTHERS = [{"event_types": ["rooms.*", "order.*"], "from_us": 0, "until_us": None}]
@@ -41,13 +42,11 @@ async def disabled_endpoint(installation: Installation, writer: LogWriter) -> Or
     foreign = await installation.subscribe(
         organisation_id=theirs, push_url="https://hooks.example.com/secret?token=1"
     )
-    ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     assert await SharedLaneState(writer).disable(
         await installation.endpoint_record(foreign),
         reason="HTTP 410: their answer",
-        messages=[MessageId(one) for one in ids[:2]],
-        deliveries=[DeliveryId(one) for one in ids[2:]],
     )
+    await task(writer).run(always)
     assert (
         await installation.value(
             "SELECT count(*) FROM messages WHERE event_type = 'rooms.endpoint.disabled'"

@@ -9,13 +9,16 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from delivery.maintenance.operational_events import OperationalEvents
 from delivery.push.endpoint_state import EndpointSignal
+from rooms.clock import SystemClock
 from rooms.db.connection import connect
 from rooms.db.notify import Channel
-from rooms.db.queue.throttle import DISABLED_EVENT
+from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import State
 from rooms.domain.work_location import BrokerMode
 from tests.support.fake_broker import MemoryBroker
@@ -402,11 +405,24 @@ async def test_only_failures_for_long_disable_and_notify_the_owner(
     sender.always(subscription, answered(500))
     async with working(installation, sender) as work:
         await many(installation, subscription, 2)
+
+        async def is_disabled() -> bool:
+            return (await installation.endpoint_record(subscription)).status == "disabled"
+
+        await until(is_disabled, "the endpoint to be disabled")
+        async with LogWriter(
+            installation.url, kind="settler", broker_mode=installation.shape
+        ) as writer:
+            events = OperationalEvents(
+                writer, SystemClock(), installation.ids, notify_queued=lambda _: None
+            )
+            await events.run(lambda: True)
+        await ring(installation, work)
         await sender.called(lambda: bool(sender.of(reported)), "the message to the owner")
         (row,) = await installation.rows("SELECT * FROM subscriptions WHERE id = %s", subscription)
         assert row["status"] == "disabled"
         assert "nothing but failures for 300 ms" in row["status_reason"]
-        assert DISABLED_EVENT.encode() in sender.of(reported)[0].body
+        assert OperationalEvent.ENDPOINT_DISABLED.encode() in sender.of(reported)[0].body
         await is_state(installation, State.HELD, 2)
         sender.always(subscription, OK)
         await installation.change(subscription, status="active")

@@ -13,7 +13,6 @@ from delivery.push.endpoint_state import (
 )
 from delivery.push.endpoints import Endpoint
 from delivery.push.lane import Lane
-from rooms.clock import SystemClock
 from rooms.db.notify import Notifier
 from rooms.db.queue.throttle import SharedLaneState
 from rooms.db.writer import LogWriter
@@ -36,9 +35,7 @@ class Observer:
         self._installation = installation
         self._lane = lane
         self.written: list[EndpointSignal] = []
-        self.writer = EndpointStateWriter(
-            lanes, signals, ids=installation.ids, clock=SystemClock(), observe=self.written.append
-        )
+        self.writer = EndpointStateWriter(lanes, signals, observe=self.written.append)
 
     async def see(self, result: AttemptResult, now: float) -> None:
         """See the result of an attempt whose task was claimed with the newest settings."""
@@ -162,7 +159,7 @@ async def assert_enabled(
 ) -> None:
     assert observer.written == []
     assert (await installation.endpoint_record(subscription)).status is SubscriptionStatus.ACTIVE
-    assert await installation.value("SELECT count(*) FROM messages") == 0
+    assert await installation.value("SELECT count(*) FROM operational_outbox") == 0
 
 
 @DISABLING
@@ -207,4 +204,4 @@ async def test_other_changes_keep_no_endpoint_enabled(
     await observers[0].writer.write(event)
     assert observers[0].written == [signal]
     assert (await installation.endpoint_record(subscription)).status is SubscriptionStatus.DISABLED
-    assert await installation.value("SELECT count(*) FROM messages") == 1
+    assert await installation.value("SELECT count(*) FROM operational_outbox") == 1

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from delivery.maintenance.operational_events import OperationalEvents
 from rooms.db.connection import open_connection
 from rooms.db.queue.endpoints import load_endpoints
 from rooms.db.queue.throttle import SharedLaneState
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS, OperationalEvent
 from tests.integration.rooms.api.conftest import Api
 
@@ -272,16 +273,17 @@ async def test_what_was_made_for_a_subscriber_is_not_for_the_owner(api: Api) -> 
     await act(api, theirs["id"], "approve", version=theirs["version"])
     foreign = await subscribe(api, room)
     await act(api, foreign["id"], "approve", version=foreign["version"])
-    ids = [api.services.ids.generate(RoomId(room), api.services.clock.now_ms()) for _ in range(4)]
     identity = SubscriptionId(foreign["id"])
     async with open_connection(api.url, name="test") as connection:
         records = await load_endpoints(connection, [(RoomId(room), identity)])
+    await api.sql("DELETE FROM operational_outbox")  # of the approvals
     assert await SharedLaneState(api.services.writer).disable(
         records[identity],
         reason="HTTP 410: their answer",
-        messages=[MessageId(one) for one in ids[:2]],
-        deliveries=[DeliveryId(one) for one in ids[2:]],
     )
+    await OperationalEvents(
+        api.services.writer, api.services.clock, api.services.ids, notify_queued=lambda _: None
+    ).run(lambda: True)
     made_for = {
         organisation: (message, delivery)
         for message, delivery, organisation in await api.sql(

@@ -4,7 +4,6 @@ And the message about a disabled endpoint.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,15 +17,16 @@ from rooms.db.catalog.rooms import touch_shared_room
 from rooms.db.catalog.subscriptions import find_subscription, update_subscription
 from rooms.db.connection import connect, open_engine, transaction
 from rooms.db.queue.holds import HeldGroup, Holds
-from rooms.db.queue.throttle import DISABLED_EVENT, SharedLaneState, TokenRequest
+from rooms.db.queue.throttle import SharedLaneState, TokenRequest
 from rooms.db.writer import LogWriter, session_name
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import DeliveryId, KeyId, MessageId, SubscriptionId
+from rooms.domain.ids import KeyId, SubscriptionId
+from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import Reason, State
 from rooms.metrics import Metrics
-from tests.support.installation import PATIENCE_S, Installation, now_ms, until
+from tests.support.installation import PATIENCE_S, Installation, until
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ async def test_nothing_is_written_about_what_was_changed_since_it_was_tried(
         await installation.change(subscription, **change)
         assert not await lanes.open_circuit(tried, open_ms=60_000)
         assert not await lanes.mark_failing(tried)
-        assert not await lanes.disable(tried, reason="gone", messages=[], deliveries=[])
+        assert not await lanes.disable(tried, reason="gone")
         tried = await installation.endpoint_record(subscription)
     await installation.change(subscription, timeout_ms=31_000)
     assert await lanes.mark_failing(tried)
@@ -272,9 +272,7 @@ async def test_a_change_of_a_subscription_and_its_disabling_do_not_deadlock(
     async with transaction(engine) as connection:
         before = await catalog_subscription(connection, installation, subscription)
         await touch_shared_room(connection, installation.room)
-        disabling = asyncio.create_task(
-            SharedLaneState(writer).disable(tried, reason="gone", messages=[], deliveries=[])
-        )
+        disabling = asyncio.create_task(SharedLaneState(writer).disable(tried, reason="gone"))
         await worker_waits(installation)
         await update_subscription(connection, before, {"name": "other"})
     async with asyncio.timeout(PATIENCE_S):
@@ -493,12 +491,9 @@ async def disable(
     identity: SubscriptionId,
     failing_ms: int | None = None,
 ) -> bool:
-    ids = [installation.ids.generate(installation.room, now_ms()) for _ in range(4)]
     return await lanes.disable(
         await installation.endpoint_record(identity),
         reason="the endpoint answered 410",
-        messages=[MessageId(one) for one in ids[:2]],
-        deliveries=[DeliveryId(one) for one in ids[2:]],
         failing_ms=failing_ms,
     )
 
@@ -536,32 +531,24 @@ async def test_long_failure_disables_only_where_no_worker_knows_better(
     assert await disable(lanes, installation, subscription, failing_ms=3_600_000)
 
 
-async def test_the_operational_endpoint_gets_a_delivery_with_the_disabling(
+async def test_the_event_is_written_with_the_disabling(
     installation: Installation, writers: tuple[LogWriter, LogWriter]
 ) -> None:
     reported = await installation.subscribe(name="~operational", operational=True)
     gone = await installation.subscribe()
     lanes = SharedLaneState(writers[0])
     assert await disable(lanes, installation, gone)
-    (message,) = await installation.rows("SELECT * FROM messages")
-    assert message["event_type"] == DISABLED_EVENT
-    news = json.loads(message["payload"])
-    assert (news["type"], news["subscription_id"], news["reason"]) == (
-        DISABLED_EVENT,
+    assert not await disable(lanes, installation, gone)
+    (event,) = await installation.rows("SELECT * FROM operational_outbox")
+    assert (event["event"], str(event["subscription_id"]), event["data"]["reason"]) == (
+        OperationalEvent.ENDPOINT_DISABLED,
         gone,
         "the endpoint answered 410",
     )
-    (delivery,) = await installation.rows("SELECT * FROM deliveries")
-    assert (str(delivery["subscription_id"]), delivery["state"]) == (reported, "queued")
-    assert (
-        await installation.value("SELECT count(*) FROM outbox WHERE id = %s", delivery["id"]) == 1
-    )
-    log = await installation.rows("SELECT kind FROM delivery_log ORDER BY writer_seq")
-    assert [row["kind"] for row in log] == ["published", "enqueued"]
     assert await disable(lanes, installation, reported), (
-        "an operational endpoint gets no message about itself"
+        "there is no event about an operational endpoint"
     )
-    assert await installation.value("SELECT count(*) FROM messages") == 1
+    assert await installation.value("SELECT count(*) FROM operational_outbox") == 1
 
 
 async def test_two_that_report_write_the_last_word(
