@@ -23,7 +23,8 @@ from rooms.domain.sharing import GrantKind, ReapprovalField
 MAX_PERIODS: Final = 1000
 """The most changes that are read, the newest; nothing is known of the time before them."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# Entries that workers write have no event types. While it was pending, nothing was approved.
+# Workers change neither event types nor filter; their older entries name none. While it was
+# pending, nothing was approved.
 _APPROVED: Final = text(f"""
 SELECT at, snapshot -> 'event_types', snapshot ->> 'filter' FROM (
     SELECT at, id, snapshot, lag(snapshot) OVER (ORDER BY at, id) AS former

@@ -78,6 +78,11 @@ WITH l AS (
 # Disabling and its event are one statement. The owner of the room sees no more of another
 # organisation's endpoint than its host: `delivery.maintenance.operational_events` leaves out the rest.
 _TARGET: Final = "substring(push_url FROM '^[^:]+://[^/?]+')"
+# Like that of `rooms.db.catalog.subscription_states`: no secret, header or path.
+_SNAPSHOT: Final = f"""jsonb_build_object('name', name, 'type', type, 'version', version, 'event_types', event_types, 'filter', filter,
+        'target', {_TARGET}, 'proposal', CASE WHEN proposal <> '{{}}' THEN proposal - 'push_url' || CASE
+            WHEN jsonb_exists(proposal, 'push_url') THEN jsonb_build_object('target', {_TARGET.replace("push_url", "proposal ->> 'push_url'")})
+            ELSE '{{}}' END END)"""
 _DISABLED: Final = f"""SELECT room_id, id AS subscription_id, jsonb_build_object('name', name, 'disabled_at', now(),
         'target', {_TARGET}, 'push_url', push_url, 'reason', status_reason) AS data FROM s"""  # noqa: S608 - constants of this package
 # The room is locked before the subscription, as the API does that: the other way round, each could
@@ -93,10 +98,10 @@ WITH locked AS MATERIALIZED (
         %(failing_ms)s::int8 IS NULL OR EXISTS (
             SELECT FROM lanes l WHERE l.room_id = s.room_id AND l.id = s.id
                 AND l.failing_since <= now() - %(failing_ms)s::int8 * interval '1 ms'))
-    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version
+    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version, s.event_types, s.filter, s.proposal
 ), h AS (
     INSERT INTO subscription_history (room_id, subscription_id, action, status, reason, snapshot)
-    SELECT room_id, id, 'disabled', 'disabled', status_reason, jsonb_build_object('name', name, 'type', type, 'version', version) FROM s
+    SELECT room_id, id, 'disabled', 'disabled', status_reason, {_SNAPSHOT} FROM s
 ), r AS (
     UPDATE rooms SET plan_version = plan_version + 1 WHERE id IN (SELECT room_id FROM s)
 ){event_ctes(OperationalEvent.ENDPOINT_DISABLED, _DISABLED)}

@@ -9,6 +9,10 @@ import pytest
 
 from delivery.maintenance import replay
 from rooms.api.deps import GuestChangeLimiter
+from rooms.db.connection import open_connection
+from rooms.db.queue.endpoints import load_endpoints
+from rooms.db.queue.throttle import SharedLaneState
+from rooms.domain.ids import RoomId, SubscriptionId
 from tests.integration.delivery.maintenance.test_replay import jobs_of
 from tests.integration.delivery.maintenance.test_service import always
 from tests.integration.rooms.api.conftest import Api
@@ -180,6 +184,26 @@ async def test_the_history_names_actors_and_shows_nothing_secret(api: Api) -> No
         assert not [text for text in seen if secret in text], secret
         if secret != "secret-filter":
             assert not [text for text in own if secret in text], secret
+
+
+async def test_a_disabling_by_the_service_is_in_the_history_like_other_steps(api: Api) -> None:
+    owner, subscriber, room, identity = await pending(
+        api, **PUSH, event_types=[{"name": PAID, "versions": [1]}]
+    )
+    await approve(api, owner, identity)
+    await change(api, subscriber, identity, push_url="https://other.example.com/secret-path")
+    found = SubscriptionId(identity)
+    async with open_connection(api.url, name="test") as connection:
+        records = await load_endpoints(connection, [(RoomId(room), found)])
+    assert await SharedLaneState(api.services.writer).disable(records[found], reason="HTTP 410")
+    for reader in (owner, subscriber):
+        proposed, disabled = [one["snapshot"] for one in (await history(api, reader, identity))[-2:]]
+        assert (proposed["target"], proposed["proposal"]) == (
+            "https://hooks.example.com",
+            {"target": "https://other.example.com"},
+        )
+        assert disabled == {**proposed, "version": proposed["version"] + 1}
+        assert "secret-path" not in str(disabled)
 
 
 @pytest.mark.parametrize("ending", ["terminate", "reject", "delete"])
