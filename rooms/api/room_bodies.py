@@ -98,7 +98,7 @@ ReapproveOn = Annotated[
     Meta(
         max_length=len(ReapprovalField),
         description="Changes of another organisation's subscription that need approval again; "
-        "push_url: of its host.",
+        "push_url: of its host. None does while subscription_policy is automatic.",
     ),
 ]
 Transparent = Annotated[

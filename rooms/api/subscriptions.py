@@ -63,7 +63,7 @@ from rooms.domain.event_type_pattern import covers
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import Room, Subscription
-from rooms.domain.sharing import ReapprovalField
+from rooms.domain.sharing import ReapprovalField, SubscriptionPolicy
 from rooms.domain.state_machine import (
     ENDED_STATUSES,
     Scope,
@@ -375,7 +375,12 @@ async def _change(
 
 
 def needs_approval(room: Room, now: Subscription, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the new column values that the room's owner must approve."""
+    """Return those of the new column values that the room's owner must approve.
+
+    None in an automatic room: there a new subscription with these values would be active at once.
+    """
+    if room.subscription_policy is SubscriptionPolicy.AUTOMATIC:
+        return {}
     new_target = states.target_of(columns.get("push_url"))
     new_types = columns.get("event_types")
     differs = {

@@ -45,7 +45,7 @@ class SubscriptionPolicy(StrEnum):
     """Say who may subscribe to a room, beside those with a grant to subscribe.
 
     `approval`: every organisation that sees the room, once the owner approves. `automatic`: without
-    approval.
+    approval, of later changes neither.
     """
 
     OWNER_ONLY = "owner_only"

@@ -197,7 +197,9 @@ async def test_a_disabling_by_the_service_is_in_the_history_like_other_steps(api
         records = await load_endpoints(connection, [(RoomId(room), found)])
     assert await SharedLaneState(api.services.writer).disable(records[found], reason="HTTP 410")
     for reader in (owner, subscriber):
-        proposed, disabled = [one["snapshot"] for one in (await history(api, reader, identity))[-2:]]
+        proposed, disabled = [
+            one["snapshot"] for one in (await history(api, reader, identity))[-2:]
+        ]
         assert (proposed["target"], proposed["proposal"]) == (
             "https://hooks.example.com",
             {"target": "https://other.example.com"},
@@ -348,6 +350,38 @@ async def test_reapprove_on_decides_what_waits(
         assert approved["proposal"] is None
         now = await read(api, subscriber, identity)
         assert {name: now[name] for name in fields} == fields
+
+
+async def test_no_change_waits_for_approval_while_the_room_is_automatic(api: Api) -> None:
+    owner, subscriber, room, identity = await pending(
+        api, push_url="https://hooks.example.com/in", event_types=[{"name": PAID}]
+    )
+    await approve(api, owner, identity)
+    path = f"/rooms/{room}"
+    automatic = {"subscription_policy": "automatic"}
+    assert (await api.call("PATCH", path, owner.key, json=automatic)).is_success
+    fresh = await subscribe(
+        api,
+        subscriber,
+        room,
+        "fresh",
+        push_url="https://hooks.example.com/in",
+        event_types=[{"name": PAID}],
+    )
+    assert fresh["status"] == "active"
+    for one in (identity, fresh["id"]):
+        for fields in (HOST, TYPES):
+            answer = (await change(api, subscriber, one, **fields)).json()
+            assert answer["proposal"] is None
+            assert {name: answer[name] for name in fields} == fields
+    approval = {"subscription_policy": "approval"}
+    assert (await api.call("PATCH", path, owner.key, json=approval)).is_success
+    for one in (identity, fresh["id"]):
+        other = (await change(api, subscriber, one, event_types=[{"name": SENT}])).json()
+        assert (other["proposal"], other["event_types"]) == (
+            {"event_types": [{"name": SENT}]},
+            TYPES["event_types"],
+        )
 
 
 async def test_the_approved_values_deliver_until_the_proposal_is_approved(api: Api) -> None:
