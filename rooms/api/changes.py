@@ -2,10 +2,11 @@
 
 A handler that changes something takes the argument `change`, and opens its transaction by
 `change.transaction()`. A transaction of several requests appends the `change.new_entry()` of each
-at its end, and calls `change.on_committed()` after it (`rooms.api.subscription_creation`). Where a
-change is written by `services.writer`, which has a transaction of its own, the handler calls
-`change.record()` after it. If the process dies between the two, the change is without its entry;
-the delivery log has it. If the entry cannot be written, it is written later instead of a failure.
+at its end, and calls `change.on_committed()` after it (`rooms.api.subscription_creation`). What is
+done to deliveries is written by `services.writer`, which has transactions of its own, and a handler
+queue's sideline by its store. There the handler calls `change.record()` after it. If the process
+dies between the two, the change is without its entry; of a delivery, the delivery log has it. If
+the entry cannot be written, it is written later instead of a failure.
 """
 
 import asyncio

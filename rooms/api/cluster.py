@@ -108,8 +108,8 @@ async def change_buckets(
 
     No delivery moves; the members share the shards again within seconds.
     """
-    await set_schedule_shard_count(services.writer, data.count)
-    await change.record()
+    async with change.transaction() as connection:
+        change.before = {"count": await set_schedule_shard_count(connection, data.count)}
     return ScheduleShardsResponse(count=data.count, used=services.settings.uses_relay)
 
 

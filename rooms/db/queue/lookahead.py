@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from rooms.db.pg_arrays import number_array
 from rooms.db.statement_parts import JOIN_MESSAGE
+from rooms.db.tables.processes import due_buckets
 from rooms.db.writer import LogWriter
 from rooms.domain.state_machine import LogKind, State
 from rooms.domain.work_location import SCHEDULED, TO_RELAY
@@ -57,10 +61,6 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM o),
 """  # noqa: S608 - constants of this package
 
 _SHARD_COUNT: Final = "SELECT 0, (SELECT count FROM due_buckets WHERE one)"
-_SET_SHARD_COUNT: Final = """
-WITH s AS (UPDATE due_buckets SET count = %(count)s::int4 WHERE one RETURNING 1)
-SELECT 0, count(*) FROM s
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,8 @@ async def schedule_shard_count(writer: LogWriter) -> int:
     return int((await writer.run(_SHARD_COUNT, {}))[0][0])
 
 
-async def set_schedule_shard_count(writer: LogWriter, count: int) -> None:
-    """Set the number of schedule shards, 1 to HASH_SLOTS. Errors: those of `LogWriter.run`."""
-    await writer.run(_SET_SHARD_COUNT, {"count": count})
+async def set_schedule_shard_count(connection: AsyncConnection, count: int) -> int:
+    """Set the number of schedule shards, 1 to HASH_SLOTS, and return the former one."""
+    former = int(await connection.scalar(select(due_buckets.c.count).with_for_update()) or 0)
+    await connection.execute(update(due_buckets).values(count=count))
+    return former

@@ -13,7 +13,6 @@ from rooms.clock import SystemClock
 from rooms.db.queue.lookahead import (
     HASH_SLOTS,
     schedule_shard_count,
-    set_schedule_shard_count,
     stage_due,
 )
 from rooms.db.writer import LogWriter
@@ -41,6 +40,10 @@ async def waiting(installation: Installation, count: int = ROWS) -> None:
     await installation.rows("UPDATE outbox SET kind = 6 WHERE subscription_id = %s", subscription)
 
 
+async def set_count(installation: Installation, count: int) -> None:
+    await installation.rows("UPDATE due_buckets SET count = %s", count)
+
+
 async def logged(installation: Installation) -> int:
     found = await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'coming_due'")
     return int(found)
@@ -58,7 +61,7 @@ async def test_each_delivery_is_in_one_shard_for_every_number_of_shards(
     await waiting(installation)
     for count in (1, 3, 8, 200, HASH_SLOTS):
         await installation.rows("UPDATE outbox SET kind = 6")
-        await set_schedule_shard_count(writer, count)
+        await set_count(installation, count)
         moved = [
             (await stage_due(writer, shards=[bucket], limit=ROWS)).staged for bucket in range(count)
         ]
@@ -154,7 +157,7 @@ async def test_the_number_of_shards_changes_under_two_members(
     """
     async with keeping(database, "a", "b") as election:
         for count in (8, 3, 21):
-            await set_schedule_shard_count(writer, count)
+            await set_count(installation, count)
             wanted = [partition_name(bucket) for bucket in range(count)]
 
             async def shared(wanted: list[str] = wanted) -> bool:
