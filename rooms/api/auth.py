@@ -79,7 +79,7 @@ def sufficient_scopes(scopes: Iterable[Scope]) -> tuple[Scope, ...]:
 
 
 def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
-    """Document the required scopes, and let `view` read. RuntimeError: a route declares none."""
+    """Document scopes and restricted keys, and let `view` read. RuntimeError: it has no scopes."""
     scopes: tuple[Scope, ...] | None = handler.opt.get(SCOPES)
     if not scopes:
         raise RuntimeError(f"{path} declares no scopes")
@@ -92,9 +92,20 @@ def declare_scopes(handler: HTTPRouteHandler, path: str) -> None:
     required = sufficient_scopes(scopes)
     description = getattr(handler.fn, "__doc__", None) or ""
     handler.description = (
-        f"{cleandoc(description)}\n\nNeeds a key with the scope {' or '.join(required)}."
+        f"{cleandoc(description)}\n\nNeeds a key with the scope {' or '.join(required)}. "
+        f"{_restricted_keys(handler.opt[ALLOWS])}"
     )
     handler.security = [{SECURITY_SCHEME: [scope.value]} for scope in required]
+
+
+def _restricted_keys(allowed: Collection[Restriction]) -> str:
+    """Return the sentence about restricted keys; others answer 403."""
+    if len(allowed) == len(Restriction):
+        return "Every restricted key may use it, for what it is restricted to."
+    if not allowed:
+        return "No restricted key may use it: 403."
+    named = [one.value for one in Restriction if one in allowed]
+    return f"Of restricted keys, those restricted to {' or '.join(named)} may use it; others: 403."
 
 
 async def authenticate(

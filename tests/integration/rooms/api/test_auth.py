@@ -3,11 +3,14 @@
 A new route needs a line in `ALLOWED`, and one in `OF_NO_RESOURCE` where it names no resource.
 """
 
+import re
 from typing import Any, Final
 
 import pytest
 
 from rooms.api.app import route_handlers
+from rooms.api.auth import ALLOWS
+from rooms.domain.principal import Restriction
 from rooms.domain.state_machine import Scope
 from rooms.evidence.jose import generate_key
 from tests.integration.rooms.api.conftest import Api, make_key
@@ -161,7 +164,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/grants"): frozenset({MANAGE, OPERATE, AUDIT}),
     ("GET", "/v1/rooms/{room_id}/grants"): frozenset({MANAGE, OPERATE, AUDIT}),
     ("DELETE", "/v1/rooms/{room_id}/grants/{grant_id}"): frozenset({MANAGE}),
-    ("GET", "/v1/directory"): ANY | {AUDIT},
+    ("GET", "/v1/directory"): ANY | {AUDIT, Scope.PLATFORM},
     ("GET", "/v1/push-template"): frozenset({MANAGE, OPERATE}),
     ("PUT", "/v1/push-template"): frozenset({MANAGE}),
     ("DELETE", "/v1/push-template"): frozenset({MANAGE}),
@@ -432,6 +435,28 @@ async def test_the_document_names_the_scopes(api: Api) -> None:
             )
             assert reported >= scopes
             assert "Needs a key with the scope" in operation["description"]
+
+
+async def test_the_document_names_the_restricted_keys_of_every_route(api: Api) -> None:
+    """Check it against what the guard reads."""
+    document = (await api.http.get("/schema/openapi.json")).json()
+    for handler, path in route_handlers(api.app):
+        if not path.startswith("/v1/"):
+            continue
+        allowed = {one.value for one in handler.opt[ALLOWS]}
+        for method in handler.http_methods:
+            operation = document["paths"].get(path, {}).get(method.lower())
+            if operation is None:
+                continue
+            last = operation["description"].splitlines()[-1]
+            said = re.search(r"restricted to ([a-z_, ]+) may use it", last)
+            if said is None:
+                assert ("Every restricted key may" in last, "No restricted key may" in last) == (
+                    len(allowed) == len(Restriction),
+                    not allowed,
+                ), (method, path, last)
+            else:
+                assert set(re.split(", | or ", said[1])) == allowed, (method, path, last)
 
 
 async def test_an_admin_cannot_read_the_installation(api: Api) -> None:
