@@ -400,6 +400,7 @@ _HOW_TO_JOIN: Final = {
         Scope.PUBLISH,
         Scope.SUBSCRIBE,
         Scope.AUDIT,
+        Scope.PLATFORM,
         allows=FOR_EVERY_KEY,
     ),
     tags=_TAGS,

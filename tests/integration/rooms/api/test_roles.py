@@ -36,7 +36,7 @@ EXPECTED: Final[Mapping[str, Mapping[str, str]]] = {
         "subscriber": "44+444343",
         "suspended": "4444+4343",
     },
-    "GET /directory": {"": "++++++++3"},
+    "GET /directory": {"": "+++++++++"},
     "GET /doctor": {"": "33333333+"},
     "GET /analysis/runs": {"": "33333333+"},
     "GET /grants": {"": "++++++333"},
