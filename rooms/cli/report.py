@@ -96,8 +96,8 @@ def report(
 
     Asks the service (--url) what fails now, and shows the worst outages, charts, retry advice and
     every subscription; where PostgreSQL answers, also names and usage of the last 30 days. Where no
-    service answers, it shows the end of the log. The file is self-contained. Needs the extra
-    `spark`, but no Java.
+    service answers, it shows the end of the log. The file is self-contained, and for the operator
+    only: it has the results of all organisations. Needs the extra `spark`, but no Java.
     """
     require_plots()
     identity = None if subscription is None else parse_id(subscription)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rooms.cli.context import CliSession
+from rooms.cli.report import _read_live
 from tests.support.cli_runner import Terminal
+from tests.support.fake_api import FakeRooms
 
 IMPORTERS = ("delivery.analytics.results.reader", "delivery.analytics.results.by_organisation")
 
@@ -22,6 +25,16 @@ def test_missing_packages_are_named(
     result = terminal.run(command)
     assert result.exit_code == 1
     assert "needs the extra `spark` (numpy, pyarrow" in result.stderr
+
+
+def test_the_live_part_of_the_report_is_what_its_key_may_see(fake: FakeRooms) -> None:
+    """The rest of the report comes from files and the database, so only this part has a key."""
+    fake.interfere = lambda _: (403, {"title": "Forbidden", "status": 403, "detail": "no"})
+    live = _read_live(CliSession(url=fake.url, key="rooms_of_one_organisation"))
+    assert live is None
+    (asked,) = fake.requests
+    assert (asked.method, asked.path) == ("GET", "/v1/status")
+    assert asked.headers["authorization"] == "Bearer rooms_of_one_organisation"
 
 
 @pytest.fixture
