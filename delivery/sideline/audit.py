@@ -268,7 +268,7 @@ class SidelineAudit:
         should_continue: ShouldContinue,
         *,
         repair: bool,
-        progress: _Progress | None = None,
+        progress: _AuditProgress | None = None,
     ) -> bool:
         """Find entries that no row names, unless the magazine has as many entries as rows.
 
@@ -284,7 +284,7 @@ class SidelineAudit:
             if repair and (not surplus or self._audited_surplus.get(subscription) == surplus):
                 return True
             pages = None if progress is None else SCAN_PAGES
-            progress = progress or _Progress()
+            progress = progress or _AuditProgress()
             scan = progress.scan = progress.scan or _Scan(surplus)
             await self._scan_entries(
                 subscription,
