@@ -13,7 +13,7 @@ from litestar.typing import FieldDefinition
 from rooms.api.errors import to_field_path
 from rooms.domain.names import check_name
 from rooms.errors import FieldProblem, InvalidError, MalformedError
-from rooms.publishing.batch_count import bound_batch
+from rooms.publishing.batch_bounds import bound_batch
 from rooms.publishing.number_bounds import decode_json
 from rooms.validation_messages import (
     invalid_json_message,

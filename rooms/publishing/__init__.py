@@ -9,7 +9,7 @@
     deferred_checks.py  run checks that are too costly for the event loop in sandbox/
     prepare.py          route, check and build the rows and the answer
     group_commit.py     commit requests that arrive together in one statement
-    claims.py           requests that wait for one with the same key or caller id
+    pending_requests.py which requests may wait, and which wait for one with the same key or id
     publisher.py        connect the steps, for a message and for a batch
     service.py          assemble everything over one database
     backpressure.py     remember which endpoints are saturated

@@ -19,8 +19,8 @@ from rooms.db.publish.insert import InsertConflict
 from rooms.db.publish.request_rows import InsertRows
 from rooms.domain.ids import OrganisationId
 from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
-from rooms.publishing import waiting_bounds
-from rooms.publishing.claims import Claims
+from rooms.publishing import pending_requests
+from rooms.publishing.pending_requests import UniqueKeys
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class GroupCommitter:
         self._waiting_count = 0
         self._waiting_bytes = 0
         """Of the queues, and of requests behind another one with the same key or id."""
-        self._claims: Claims[_PendingSubmission] = Claims()
+        self._keys: UniqueKeys[_PendingSubmission] = UniqueKeys()
         self._bytes_behind: Counter[OrganisationId | None] = Counter()
         self._has_work = asyncio.Event()
         self._group_ready = asyncio.Event()
@@ -201,7 +201,7 @@ class GroupCommitter:
         # One that waits for no other is always accepted, whatever its size.
         if (
             self._waiting_bytes
-            and self._waiting_bytes + one.size > waiting_bounds.MAX_WAITING_BYTES
+            and self._waiting_bytes + one.size > pending_requests.MAX_WAITING_BYTES
             and not self._may_wait(one)
         ):
             raise StorageRefusedError("too many publishes are waiting to be written")
@@ -209,7 +209,7 @@ class GroupCommitter:
         if submission.key is None and not submission.caller_ids:
             self._enqueue(one)
         else:
-            self._claim_or_wait(one)
+            self._take_keys_or_wait(one)
 
     def _may_wait(self, one: _PendingSubmission) -> bool:
         """Return whether the bounds of what waits leave room for a further request."""
@@ -218,7 +218,7 @@ class GroupCommitter:
         if (queue := self._waiting.get(organisation)) is not None:
             own_bytes += queue.bytes
         organisations = len(self._waiting.keys() | behind.keys() | {organisation})
-        return waiting_bounds.may_wait(one.size, own_bytes, self._waiting_bytes, organisations)
+        return pending_requests.may_wait(one.size, own_bytes, self._waiting_bytes, organisations)
 
     def _enqueue(self, one: _PendingSubmission) -> None:
         queue = self._waiting.get(one.submission.organisation)
@@ -231,11 +231,11 @@ class GroupCommitter:
         if self._expected and self._waiting_count >= self._expected:
             self._group_ready.set()
 
-    def _claim_or_wait(
+    def _take_keys_or_wait(
         self, one: _PendingSubmission, behind: Sequence[_PendingSubmission] = ()
     ) -> None:
         """Queue a request, or let it wait for another one; those `behind` wait for it already."""
-        if self._claims.take(one, one.submission.unique_claims(), behind):
+        if self._keys.take(one, one.submission.unique_keys(), behind):
             self._enqueue(one)
         else:
             self._bytes_behind[one.submission.organisation] += one.size
@@ -368,7 +368,7 @@ class GroupCommitter:
                 self._report_commit(submissions)
                 # Answers are written while PostgreSQL has the next group.
                 self._loop.call_soon(_settle_committed, group)
-                if self._claims:
+                if self._keys:
                     for one in group:
                         if one.submission.key is not None or one.submission.caller_ids:
                             self._release(one, None)
@@ -394,7 +394,7 @@ class GroupCommitter:
         used_ids = _find_used_ids(one.submission, outcome)
         decided: list[tuple[_PendingSubmission, CommitOutcome | Exception]] = []
         rest: deque[_PendingSubmission] = deque()
-        for follower in self._claims.release(one):
+        for follower in self._keys.release(one):
             found = _decide(follower.submission, one.submission, outcome, used_ids)
             if found is None:
                 rest.append(follower)
@@ -407,7 +407,7 @@ class GroupCommitter:
         if rest:
             first = rest.popleft()
             self._forget_behind(first)
-            self._claim_or_wait(first, rest)
+            self._take_keys_or_wait(first, rest)
 
     def _forget_behind(self, one: _PendingSubmission) -> None:
         organisation = one.submission.organisation

@@ -28,12 +28,14 @@ from rooms.publishing.deferred_checks import (
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.request import MAX_PROBLEMS, MessageRequest
-from rooms.publishing.room_problems import (
+from rooms.publishing.routing import (
+    PublishAccess,
+    RoutingTable,
+    UnroutableError,
     delivery_schedule,
     message_problems,
     routing_problems,
 )
-from rooms.publishing.routing import PublishAccess, RoutingTable, UnroutableError
 
 NOTIFY_WITHIN_MS: Final = 2_000
 """Consumers look this far ahead, so messages that are due later need no notification."""

@@ -23,7 +23,7 @@ from rooms.domain.message_headers import (
     is_reserved,
 )
 from rooms.errors import FieldProblem, InvalidError, MalformedError
-from rooms.publishing.batch_count import bound_batch
+from rooms.publishing.batch_bounds import bound_batch
 from rooms.validation_messages import (
     invalid_json_message,
     unknown_field_message,

@@ -4,7 +4,7 @@ A `RoutingTable` holds one version of a room's routing.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rooms.db.publish.routing import (
@@ -15,6 +15,7 @@ from rooms.db.publish.routing import (
 )
 from rooms.domain.event_type_pattern import covers, matches
 from rooms.domain.ids import OrganisationId, SubscriptionId
+from rooms.domain.message import MAX_DELAY_MS, DeliverySchedule
 from rooms.domain.principal import Principal
 from rooms.domain.similar_names import suggestion
 from rooms.errors import (
@@ -28,6 +29,7 @@ from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter
 from rooms.publishing.event_route import RECIPIENT_BYTES, EventRoute
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES, PayloadSchema
 from rooms.publishing.number_bounds import decode_json
+from rooms.publishing.request import MessageRequest
 
 _ENTRY_BYTES: Final = 512
 """About so many bytes a version or subscription takes beside its schema or filter."""
@@ -324,3 +326,38 @@ def room_not_found() -> NotFoundError:
 
 def _grantee(grant: PublishGrantRecord) -> str:
     return grant.organisation_id or ""
+
+
+def routing_problems(
+    error: UnroutableError | InvalidError, prefix: str, advice: str = ""
+) -> Iterator[FieldProblem]:
+    """Name the fields for which a message has no route; `advice` ends the text of the first."""
+    if isinstance(error, UnroutableError):
+        yield FieldProblem(prefix + error.field, f"{error}{advice}")
+    else:
+        yield from (FieldProblem(prefix + one.field, one.message) for one in error.problems)
+
+
+def delivery_schedule(message: MessageRequest) -> DeliverySchedule:
+    """Return when a message is due."""
+    return DeliverySchedule.from_request(delay_ms=message.delay_ms, deliver_at=message.deliver_at)
+
+
+def message_problems(
+    route: EventRoute,
+    message: MessageRequest,
+    prefix: str,
+    now_ms: int,
+    access: PublishAccess | None,
+) -> Iterator[FieldProblem]:
+    """Name what a room does not accept beside the payload."""
+    if (
+        message.deliver_at is not None
+        and delivery_schedule(message).delay_from_ms(now_ms) > MAX_DELAY_MS
+    ):
+        yield FieldProblem(f"{prefix}deliver_at", "is more than ten years ahead")
+    for index, text in enumerate(message.destinations or ()):
+        recipient = route.by_destination.get(text)
+        if recipient is None or (access is not None and not access.may_name(recipient)):
+            field = f"{prefix}destinations[{index}]"
+            yield FieldProblem(field, "unknown destination for this event type and version")

@@ -298,14 +298,14 @@ class InsertRows:
             _repeat(fanout, _DUE_NOW) for fanout in self.fanouts
         ]
 
-    def unique_claims(self) -> list[tuple[RoomId, str, str | None]]:
+    def unique_keys(self) -> list[tuple[RoomId, str, str | None]]:
         """Return what no other request of a group may also have: its key, and its caller's ids."""
-        claims: list[tuple[RoomId, str, str | None]] = [
+        keys: list[tuple[RoomId, str, str | None]] = [
             (self.room_id, name.caller_id, "id") for name in self.caller_ids
         ]
         if self.key is not None:
-            claims.append((self.room_id, self.key, None))
-        return claims
+            keys.append((self.room_id, self.key, None))
+        return keys
 
 
 def _repeat(count: int, row: PackedRow) -> PackedRow:

@@ -13,7 +13,7 @@ from rooms.api.pagination import PageRequest
 from rooms.domain.magazine import Entry, MagazineName, Slot, sideline_name
 from rooms.domain.role import Role
 from rooms.errors import MagazineUnavailableError
-from rooms.publishing.batch_count import MOST_COMMAS
+from rooms.publishing.batch_bounds import MOST_COMMAS
 from tests.integration.rooms.api.conftest import Api, open_api
 from tests.integration.rooms.api.sign_in import begin
 from tests.support.installation import until
@@ -326,7 +326,7 @@ async def test_a_counted_batch_is_decoded_as_a_small_one(
     headers = {"Content-Type": "application/json"}
     path = "/queues/orders/messages/batch"
     for most in (MOST_COMMAS, 0):
-        monkeypatch.setattr("rooms.publishing.batch_count.MOST_COMMAS", most)
+        monkeypatch.setattr("rooms.publishing.batch_bounds.MOST_COMMAS", most)
         answer = await api.call("POST", path, "publish", content=body, headers=headers)
         assert answer.status_code == status, answer.text
         if field is not None:

@@ -942,7 +942,7 @@ async def test_a_publish_is_refused_while_too_much_of_its_organisation_waits(
         waiting.append(asyncio.create_task(submitted(desk, house.principal, room, a_message())))
         await asyncio.sleep(0)
     monkeypatch.setattr(
-        "rooms.publishing.waiting_bounds.MAX_WAITING_BYTES", committer._waiting_bytes
+        "rooms.publishing.pending_requests.MAX_WAITING_BYTES", committer._waiting_bytes
     )
     with pytest.raises(StorageRefusedError):
         await submitted(desk, house.principal, room, a_message())

@@ -24,7 +24,7 @@ from rooms.publishing.group_commit import (
     WriteGroup,
     is_large,
 )
-from rooms.publishing.waiting_bounds import (
+from rooms.publishing.pending_requests import (
     FULL_WAITING_BYTES,
     MAX_WAITING_BYTES,
     MOST_WAITING_BYTES,
@@ -72,8 +72,8 @@ class Store:
         self.writes += 1
         if self.errors:
             raise self.errors.pop(0)
-        claims = [claim for one in group for claim in one.unique_claims()]
-        assert len(claims) == len(set(claims))
+        keys = [key for one in group for key in one.unique_keys()]
+        assert len(keys) == len(set(keys))
         conflict = InsertConflict(
             stale_plans=frozenset(
                 (ROOM, one.plan_version) for one in group if one.plan_version != self.plan_version
@@ -113,7 +113,7 @@ async def outcomes_of(
         store.open.set()
         await asyncio.gather(first, return_exceptions=True)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert not committer._claims
+        assert not committer._keys
         assert committer._waiting_bytes == committer._waiting_count == 0
         assert not committer._bytes_behind
     return outcomes
@@ -163,7 +163,7 @@ async def test_what_the_first_does_not_decide_is_written_next() -> None:
     assert found == [IdReused({"a": (b"hash", b"first")}), PLAN_CHANGED, None]
 
 
-async def test_a_request_waits_for_whichever_has_one_of_its_claims() -> None:
+async def test_a_request_waits_for_whichever_has_one_of_its_keys() -> None:
     """The second waits for the first, the third for the second, and the last for none."""
     store = Store()
     store.ids[ROOM, "x"] = b"hash", b"first"

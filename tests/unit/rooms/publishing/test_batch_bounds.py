@@ -5,8 +5,8 @@ import tracemalloc
 import pytest
 
 from rooms.errors import InvalidError, MalformedError
-from rooms.publishing import batch_count
-from rooms.publishing.batch_count import MOST_COMMAS, bound_batch
+from rooms.publishing import batch_bounds
+from rooms.publishing.batch_bounds import MOST_COMMAS, bound_batch
 from rooms.publishing.request import decode_batch
 
 ITEMS = MOST_COMMAS * 8
@@ -21,7 +21,7 @@ def batch(*messages: bytes) -> bytes:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_count, "MOST_COMMAS", 0)
+    monkeypatch.setattr(batch_bounds, "MOST_COMMAS", 0)
 
 
 @pytest.mark.parametrize("item", [b"1", b"{}", b"[]", ONE % 1])
