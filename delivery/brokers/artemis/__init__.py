@@ -6,9 +6,8 @@
     users.py            users of the broker for native subscriptions
     message_format.py   queue names, and a copy as a STOMP message and back
     frames.py           STOMP 1.2 frames as bytes
-    connection.py       a socket to a broker that answers, with TLS and login, and a connection as
-                        the event loop sees it
-    openers.py          the threads that open connections
+    connection.py       a socket to a broker that answers, with TLS and login, a connection as the
+                        event loop sees it, and the threads that open connections
     io_thread.py        the thread that reads and writes all connections
     wakeup.py           how other threads wake that thread
 

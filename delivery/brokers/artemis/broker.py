@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from delivery.brokers.artemis.connection import (
     BrokerConnection,
     ConnectionEndedError,
+    Openers,
 )
 from delivery.brokers.artemis.consumer import ArtemisConsumer
 from delivery.brokers.artemis.frames import FastDecode, ProtocolError
@@ -35,7 +36,6 @@ from delivery.brokers.artemis.message_format import (
     destination_headers,
     encode_copy,
 )
-from delivery.brokers.artemis.openers import Openers
 from delivery.brokers.artemis.users import ArtemisUsers
 from rooms.backend_urls import parse_stomp_url
 from rooms.domain.delivery_task import DeliveryTask
