@@ -17,7 +17,7 @@ from delivery.maintenance.job_totals import JobTotals
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
 from delivery.maintenance.usage import CountUsage
-from rooms.db.jobs.delete import BATCH, COUNTED_TABLES, START, DeleteQueries
+from rooms.db.jobs.delete import BATCH, COUNTED_TABLES, START, CancelPage, DeleteQueries
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
 from rooms.domain.job import JobKind
@@ -32,16 +32,25 @@ RemoveExternal = Callable[[SubscriptionId], Awaitable[bool]]
 """Remove a deleted subscription's external parts. False: one is in use, to be removed later."""
 
 
-@dataclass(slots=True)
-class _DeletionWalk:
+@dataclass(slots=True, kw_only=True)
+class DeliveryWalk:
     """Hold how far a walk over the deliveries has come."""
 
-    is_settled: bool
-    """All publishes that do not know of the deletion were over when it began."""
     after: str = START
     seen: int = 0
     is_clean: bool = True
     """It has found nothing to cancel or to wait for."""
+
+    def pass_page(self, page: CancelPage, last: str) -> None:
+        """Go on behind a page, up to its `last` delivery."""
+        self.after, self.seen = last, self.seen + page.scanned
+        self.is_clean = self.is_clean and not page.cancelled and not page.skipped
+
+
+@dataclass(slots=True, kw_only=True)
+class _DeletionWalk(DeliveryWalk):
+    is_settled: bool
+    """All publishes that do not know of the deletion were over when it began."""
 
 
 @dataclass(slots=True)
@@ -207,8 +216,7 @@ class DeleteJob:
             )
             if page.last is None:
                 break
-            walk.after, walk.seen = page.last, walk.seen + page.scanned
-            walk.is_clean = walk.is_clean and not page.cancelled and not page.skipped
+            walk.pass_page(page, page.last)
             if not progress.is_walked:
                 await self._job_queue.record_progress(
                     job, done=None if subscription is None else walk.seen

@@ -15,13 +15,13 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from delivery.maintenance.deletions import SETTLE_S
+from delivery.maintenance.deletions import SETTLE_S, DeliveryWalk
 from delivery.maintenance.grants import notify_changed
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.rooms import lock_shared_room
 from rooms.db.connection import transaction
-from rooms.db.jobs.delete import BATCH, START
+from rooms.db.jobs.delete import BATCH
 from rooms.db.jobs.granted_subscriptions import (
     Cancellation,
     find_cancellation,
@@ -41,16 +41,10 @@ RETRY_S: Final = 60.0
 """Time after which a job that has failed is tried again."""
 
 
-@dataclass(slots=True)
-class _CancellationWalk:
-    """Hold how far a walk over the deliveries has come."""
-
+@dataclass(slots=True, kw_only=True)
+class _CancellationWalk(DeliveryWalk):
     by: Cancellation
     """As it was when the walk began."""
-    after: str = START
-    seen: int = 0
-    is_clean: bool = True
-    """It has found nothing to cancel or to wait for."""
 
 
 @dataclass(slots=True)
@@ -164,8 +158,7 @@ class CancelUngrantedJob:
                 return True
             if page.last is None:
                 return True
-            walk.after, walk.seen = page.last, walk.seen + page.scanned
-            walk.is_clean = walk.is_clean and not page.cancelled and not page.skipped
+            walk.pass_page(page, page.last)
             await self._job_queue.record_progress(job, done=walk.seen)
         return False
 
