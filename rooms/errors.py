@@ -27,6 +27,8 @@ RoomsError
     │   └── OtherMemberError       the caller names another member as itself
     └── TooLargeError              the request exceeds a limit
         └── QuotaTooLargeError     that limit is a quota
+
+DeliveryError                      `delivery` failed as expected; its packages define the kinds
 """
 
 from collections.abc import Sequence
@@ -35,6 +37,10 @@ from dataclasses import dataclass
 
 class RoomsError(Exception):
     """Report an expected failure."""
+
+
+class DeliveryError(Exception):
+    """Report an expected failure of `delivery`, for its own processes and commands."""
 
 
 class TransientError(RoomsError):

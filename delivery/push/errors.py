@@ -1,4 +1,4 @@
-"""Define the errors of PUSH deliveries, below `delivery.errors.DeliveryError`.
+"""Define the errors of PUSH deliveries, below `rooms.errors.DeliveryError`.
 
 DeliveryError
 ├── TargetRefusedError          the SSRF guard lets no request go to the target
@@ -14,8 +14,8 @@ DeliveryError
 └── SandboxUnavailableError     no sandbox process can be started
 """
 
-from delivery.errors import DeliveryError
 from rooms.domain.attempt import ErrorClass
+from rooms.errors import DeliveryError
 
 
 class TargetRefusedError(DeliveryError):

@@ -61,8 +61,7 @@ def translate_errors(*, debug: bool = False) -> Iterator[None]:
 
     `debug`: also print the traceback.
     """
-    from delivery.errors import DeliveryError
-    from rooms.errors import RoomsError
+    from rooms.errors import DeliveryError, RoomsError
 
     try:
         yield

@@ -36,7 +36,7 @@ from delivery.analytics.sealing.manifest import (
     manifest_name,
     unfinished_segment,
 )
-from delivery.errors import DeliveryError
+from rooms.errors import DeliveryError
 
 
 class ExportError(DeliveryError):

@@ -20,8 +20,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from delivery.errors import DeliveryError
-from rooms.errors import TransientError
+from rooms.errors import DeliveryError, TransientError
 
 Row = dict[str, Any]
 _BATCH: Final = 1 << 16

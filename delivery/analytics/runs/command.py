@@ -12,7 +12,7 @@ from typing import Final
 from delivery.analytics.runs.engine import Engine, OnStatus
 from delivery.analytics.runs.run import Analysis
 from delivery.analytics.sealing.errors import set_aside_lines
-from delivery.errors import DeliveryError
+from rooms.errors import DeliveryError
 from rooms.safe_text import lines_safe, terminal_safe
 
 EXIT_INCOMPLETE: Final = 3

@@ -9,7 +9,7 @@ AnalysisError            what happened, where, and what to do, in up to three li
 └── CollisionError       two names have the same key
 """
 
-from delivery.errors import DeliveryError
+from rooms.errors import DeliveryError
 
 
 class AnalysisError(DeliveryError):

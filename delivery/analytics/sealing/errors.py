@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from delivery.errors import DeliveryError
+from rooms.errors import DeliveryError
 
 
 class SegmentsError(DeliveryError):

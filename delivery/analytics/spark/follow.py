@@ -17,7 +17,7 @@ from delivery.analytics.sealing.layout import SEGMENT_COLUMNS, ddl
 from delivery.analytics.sealing.lock import exclusive
 from delivery.analytics.spark.segments import HadoopFiles
 from delivery.analytics.spark.session import translate_spark_errors
-from delivery.errors import DeliveryError
+from rooms.errors import DeliveryError
 
 CHECKPOINT: Final = "stream"
 """Folder of the checkpoint under the output address."""
