@@ -13,7 +13,7 @@ BOTH_LOOPS: Final = frozenset(
         "tests/contract/test_sender.py",
         *(
             f"{_SERVER}test_{name}.py"
-            for name in ("fast_protocol", "connections", "framing", "tls", "websocket")
+            for name in ("fast_protocol", "connections", "framing", "tls_listener", "websocket")
         ),
     }
 )

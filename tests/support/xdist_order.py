@@ -16,7 +16,7 @@ _LONGEST_FIRST: Final = (
         f"{ANALYSIS}{file}.py"
         for file in (
             "results/test_pipeline",
-            "spark/test_run",
+            "spark/test_engine",
             "spark/test_follow",
             "spark/test_journeys",
         )

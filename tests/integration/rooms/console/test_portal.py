@@ -14,9 +14,9 @@ from rooms.console.page import DOWNLOAD, PUBLIC
 from rooms.console.sessions import LINKS_PER_S, SIGN_INS_PER_S
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.console.browser import Browser, Document
+from tests.integration.rooms.console.scenarios.test_security import FOREIGN, SAME_SITE
+from tests.integration.rooms.console.test_form_strange_requests import StoppedClock
 from tests.integration.rooms.console.test_messages import published, sidelined
-from tests.integration.rooms.console.test_security import FOREIGN, SAME_SITE
-from tests.integration.rooms.console.test_strange_requests import StoppedClock
 
 PORTAL: Final = "/console/portal"
 HOSTILE: Final = "<script>alert(1)</script>\x1b[31m\u202e&\"'"

@@ -16,7 +16,7 @@ from rooms.evidence.message_signature import (
 from rooms.evidence.receipt import ReceiptPublisher, sign_receipt
 from tests.support.cli_runner import Terminal
 from tests.support.fake_api import Answer, FakeRooms, Seen
-from tests.unit.rooms.evidence.test_evidence import (
+from tests.unit.rooms.evidence.scenarios.test_evidence import (
     IDENTITY,
     INSTALLATION,
     PAYLOAD,

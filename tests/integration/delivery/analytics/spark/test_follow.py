@@ -1,4 +1,4 @@
-"""Test when the stream of new segments starts an analysis; `test_run` tests the results."""
+"""Test when the stream of new segments starts an analysis; `test_engine` tests the results."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ from tests.integration.rooms.api.govstack.conftest import (
     GovStack,
     member_id,
 )
-from tests.integration.rooms.api.govstack.test_journal import NEW_ROOM
+from tests.integration.rooms.api.govstack.scenarios.test_journal import NEW_ROOM
 
 OPERATOR: Final = "operator"
 UNDER_PRESSURE: Final = {413, 429, 503}

@@ -18,7 +18,7 @@ from rooms.db.queries.message_scope import find_scope
 from rooms.db.queries.messages import ListFilter
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
-from tests.integration.rooms.db.test_console_plans import rows_read
+from tests.integration.rooms.db.scenarios.test_console_plans import rows_read
 
 _BACKLOG: Final = 30_000
 _KNOWN: Final = 40

@@ -15,7 +15,7 @@ from rooms.db.connection import open_engine, transaction
 from rooms.db.queries.analytics import FindingFilter, findings_page
 from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
-from tests.integration.rooms.db.test_console_plans import rows_read
+from tests.integration.rooms.db.scenarios.test_console_plans import rows_read
 
 _ROWS: Final = 20_000
 _SUBSCRIPTIONS: Final = 1_000

@@ -33,7 +33,7 @@ from tests.integration.rooms.api.members import (
     shared_room,
     subscribe,
 )
-from tests.integration.rooms.api.test_lost_grants import cancel_ungranted
+from tests.integration.rooms.api.scenarios.test_lost_grants import cancel_ungranted
 from tests.support.installation import until
 
 SECRETS = ("secret-path", "secret-query", "secret-header", "secret-filter")
