@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import event_loops, xdist_order
+
 ROOT = Path(__file__).parents[2]
 SCENARIOS = "scenarios"
 
@@ -45,3 +47,8 @@ def test_a_test_is_named_by_its_module_or_is_a_scenario(kind: str) -> None:
 )
 def test_an_aspect_follows_the_name_of_the_module(test: str, *, expected: bool) -> None:
     assert is_named(test, parts_of(ROOT / "rooms" / "domain")) is expected
+
+
+def test_paths_by_which_tests_are_chosen_exist() -> None:
+    chosen = [*event_loops.BOTH_LOOPS, *xdist_order._LONGEST_FIRST]
+    assert [path for path in chosen if not (ROOT / path).exists()] == []
