@@ -61,7 +61,7 @@ class Sender(Protocol):
         organisation: OrganisationId,
         timeout_s: float,
     ) -> AttemptResult:
-        """POST `body` exactly as given, and return the result.
+        """Send `body` by POST, exactly as given, and return the result.
 
         `headers` are whole lines, each ended by CRLF, without Host, Content-Length and Connection.
         Requests of one `organisation` share connections and limits, and none with another's.

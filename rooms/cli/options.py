@@ -428,7 +428,7 @@ def post_action(
     *,
     foreign: bool = False,
 ) -> None:
-    """POST to a resource below a subscription, and show the answer, if there is one.
+    """Call POST on a resource below a subscription, and show the answer, if there is one.
 
     `foreign`: a name means the subscription of another organisation than the room's.
     """

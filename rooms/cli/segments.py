@@ -20,7 +20,7 @@ _SHOWN: Final = 20
 
 @click.group(cls=Group)
 def segments() -> None:
-    """Segments of the delivery log: seal those that come from elsewhere."""
+    """Seal segments of the delivery log that come from elsewhere."""
 
 
 @segments.command(cls=Command)

@@ -70,7 +70,7 @@ _T = TypeVar("_T")
 
 
 class _SerializationConflictError(StorageRefusedError):
-    """A row changed between the statement's snapshot and its lock on it. Nothing was written."""
+    """Report that a row changed between a statement's snapshot and its lock: nothing is written."""
 
 
 _DEAD_WRITERS: Final = f"""
@@ -139,7 +139,7 @@ class LogWriter:
 
     @property
     def host(self) -> str:
-        """The machine this writer runs on, as the log names it."""
+        """Return the machine this writer runs on, as the log names it."""
         return self._host
 
     async def __aenter__(self) -> Self:

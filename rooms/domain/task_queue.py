@@ -1,4 +1,4 @@
-"""A queue in memory that hands out what has the highest priority first."""
+"""Queue tasks in memory, and hand out what has the highest priority first."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Low-water marks of a queue: due times below which the next scan need not look, by priority.
+"""Keep low-water marks of a queue: due times below which the next scan need not look, by priority.
 
 Rows that were taken stay in the index while a snapshot may see them; a scan that starts above them
 does not walk over them. A mark is a hint: one that is too high delays a task until the next scan of

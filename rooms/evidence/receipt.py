@@ -85,7 +85,7 @@ class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def signed_at(self) -> datetime:
-        """The time at which the installation signed."""
+        """Return the time at which the installation signed."""
         return datetime.fromtimestamp(self.iat, UTC)
 
 

@@ -254,7 +254,7 @@ WHERE s.id = ANY (CAST(:ids AS uuid[]))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionName:
-    """The names of a subscription, of its room and of its organisation."""
+    """Hold the names of a subscription, of its room and of its organisation."""
 
     id: str
     name: str

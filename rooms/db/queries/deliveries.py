@@ -78,7 +78,7 @@ class DeliveryRecord:
 
     @property
     def next_attempt_at(self) -> datetime | None:
-        """The time of the next attempt, while the delivery waits for it."""
+        """Return the time of the next attempt, while the delivery waits for it."""
         return self.due_at if self.state in _WAITING_STATES else None
 
 

@@ -145,7 +145,7 @@ class ExportRange:
 
     @property
     def file_stem(self) -> str:
-        """The name of its segments, the same for every writer and every try."""
+        """Return the name of its segments, the same for every writer and every try."""
         system, *kind = self.system.split("/")
         return "-".join((f"{int(system):016x}", str(self.first_xid), str(self.end_xid), *kind))
 

@@ -260,7 +260,7 @@ class RelayOutbox:
 
     @property
     def writer(self) -> LogWriter:
-        """The writer; its id changes when its claims were lost."""
+        """Return the writer; its id changes when its claims were lost."""
         return self._writer
 
     async def claim(

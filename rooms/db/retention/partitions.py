@@ -217,7 +217,7 @@ class ReplacementRange:
 
     @property
     def bounds(self) -> tuple[str, str]:
-        """The first id in it, and the first after it."""
+        """Return the first id in it, and the first after it."""
         return first_id(self.low_ms), first_id(self.high_ms)
 
 

@@ -194,7 +194,7 @@ class EntryRef:
 
     @property
     def room_id(self) -> RoomId:
-        """The room of both."""
+        """Return the room of both."""
         return room_of(self.delivery_id)
 
 

@@ -130,7 +130,7 @@ class SidelinedDelivery:
 
     @property
     def position(self) -> SidelinePosition:
-        """The position from which a page that ends with it is continued."""
+        """Return the position from which a page that ends with it is continued."""
         return self.sidelined_at, self.ref.delivery_id
 
 
