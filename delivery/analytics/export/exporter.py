@@ -30,7 +30,7 @@ OnSealed = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """Totals of one export run.
+    """Total one export run.
 
     `gaps`: numbers that are in no row, by writer. `holder`: the oldest open transaction that delays
     newer rows.
@@ -47,7 +47,7 @@ class ExportReport:
 
 
 class Exporter:
-    """Exports to one destination. Its methods block."""
+    """Export to one destination. Its methods block."""
 
     def __init__(self, database_url: str, url: str) -> None:
         """Open the destination. Raise DestinationError if its URL has an unknown scheme."""
@@ -130,7 +130,7 @@ EXPORT_PARTITION: Final = "export/log"
 
 
 class LogExportTask:
-    """Exports the log in a thread, as most of the work is blocking or outside Python."""
+    """Export the log in a thread, as most of the work is blocking or outside Python."""
 
     name = "the export of the log"
 

@@ -40,15 +40,15 @@ from rooms.errors import DeliveryError
 
 
 class ExportError(DeliveryError):
-    """The export cannot continue."""
+    """Report that the export cannot continue."""
 
 
 class DestinationError(ExportError):
-    """The destination cannot be written."""
+    """Report that the destination cannot be written."""
 
 
 class InterruptedExportError(ExportError):
-    """The term ended, or the process stops."""
+    """Report that the term ended, or the process stops."""
 
 
 SCHEMA: Final = pa.schema(
@@ -82,7 +82,7 @@ OnRows = Callable[[int], bool]
 
 @dataclass(slots=True, kw_only=True)
 class WrittenSegments:
-    """Totals of a plan: files, bytes, and for each writer its row count, first and last number."""
+    """Total a plan: files, bytes, and for each writer its row count, first and last number."""
 
     files: int = 0
     size: int = 0
@@ -112,7 +112,7 @@ class WrittenSegments:
 
 
 class _HashedStream(io.RawIOBase):
-    """Passes what is written on, and computes its size and SHA-256.
+    """Pass what is written on, and compute its size and SHA-256.
 
     So the manifest states what was meant to be written, not what a disk has made of it. The inner
     stream stays open for its owner.
@@ -141,7 +141,7 @@ class _HashedStream(io.RawIOBase):
 
 
 class SegmentFile:
-    """A segment while it is written: its stream, and what its rows contain."""
+    """Hold a segment while it is written: its stream, and what its rows contain."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = _HashedStream(stream)
@@ -166,7 +166,7 @@ class SegmentFile:
 
 
 class Destination:
-    """A folder for segments: a local path or a URI for Arrow (s3, gs, abfs, hdfs)."""
+    """Write segments to a folder: a local path or a URI for Arrow (s3, gs, abfs, hdfs)."""
 
     def __init__(self, url: str) -> None:
         """Open the file system. Raise DestinationError if the scheme is unknown."""
@@ -276,7 +276,7 @@ def write_segments(
 
 
 class _CsvStream(io.RawIOBase):
-    """PostgreSQL's COPY output as a raw stream for Arrow."""
+    """Read PostgreSQL's COPY output as a raw stream for Arrow."""
 
     def __init__(self, read: ReadChunk) -> None:
         self._read = read
@@ -301,7 +301,7 @@ class _CsvStream(io.RawIOBase):
 
 
 class _RowGroups:
-    """Buffers rows into the row groups of one Parquet file."""
+    """Buffer rows into the row groups of one Parquet file."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self._writer = writer

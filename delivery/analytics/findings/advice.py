@@ -52,7 +52,7 @@ def advised_keys(success_rates: Iterable[Mapping[str, int]]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedSubscriptions:
-    """Subscriptions with advice, and their attempts by number and by bin."""
+    """Hold subscriptions with advice, and their attempts by number and by bin."""
 
     by_number: Mapping[int, Sequence[Mapping[str, int]]]
     by_bin: Mapping[int, Mapping[str, Ints]]

@@ -50,7 +50,7 @@ Indexes = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """Deliveries that were given up after all attempts: first bins, and numbers.
+    """Hold deliveries that were given up after all attempts: first bins, and numbers.
 
     `offsets`: bins from the first attempt to each one. There is no table of groups and attempts:
     it would be gigabytes for an endpoint that was away for a month.
@@ -68,7 +68,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Bins merged to blocks of one success rate each; `block_of` counts from the bin `first`."""
+    """Merge bins to blocks of one success rate each; `block_of` counts from the bin `first`."""
 
     first: int
     block_of: Indexes
@@ -173,7 +173,7 @@ def _rate_ratio(n: Sequence[Floats], f: Sequence[Floats]) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailabilityPaths:
-    """Paths of one endpoint's success rate by block, and undeliverable deliveries by group."""
+    """Hold paths of one endpoint's success rate by block, and undeliverable deliveries by group."""
 
     timeline: Timeline
     rates: Floats
@@ -207,7 +207,7 @@ def _log_factorial(numbers: Ints) -> Floats:
 
 
 class _Chains:
-    """The state of all chains: levels by block, undeliverable deliveries, and parameters."""
+    """Hold the state of all chains: levels by block, undeliverable deliveries, and parameters."""
 
     def __init__(
         self, timeline: Timeline, given_up: GivenUp, deliveries: int, random: np.random.Generator

@@ -113,7 +113,7 @@ def sample_step(rows: int, most: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribute:
-    """The values of one attribute: a code for each row (-1: null), and the texts of the codes."""
+    """Hold the values of an attribute: a code for each row (-1: null), and the codes' texts."""
 
     codes: Codes
     texts: Sequence[str]
@@ -121,7 +121,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCells:
-    """Rows by time and subscription; `bin` counts `bin_s` seconds since 1970."""
+    """Hold rows by time and subscription; `bin` counts `bin_s` seconds since 1970."""
 
     bin_s: int
     weight: int

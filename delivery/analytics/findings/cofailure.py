@@ -50,7 +50,7 @@ _ONE_ROOM: Final[Mapping[int, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CofailurePair:
-    """Two subscriptions, `first` < `second`, and their bad minutes; `q` is the adjusted p."""
+    """Hold two subscriptions, `first` < `second`, and their bad minutes; `q` is the adjusted p."""
 
     first: int
     second: int
@@ -170,7 +170,7 @@ def _common_minutes(bad: Sequence[Ints]) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failures:
-    """The failures of a series in the minutes that have any, with their sums."""
+    """Hold the failures of a series in the minutes that have any, with their sums."""
 
     minutes: Ints
     counts: Floats

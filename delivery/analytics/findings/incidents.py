@@ -51,7 +51,7 @@ MAX_CHRONIC: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """An estimate with its range, in seconds since 1970."""
+    """Hold an estimate with its range, in seconds since 1970."""
 
     at: float
     low: float
@@ -108,7 +108,7 @@ def bin_times(bins: Ints, bin_s: int) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Subscriptions failed together. `kind`: shared (several), single, or chronic."""
+    """Describe subscriptions that failed together. `kind`: shared (several), single, or chronic."""
 
     kind: str
     begin: Edge
@@ -188,7 +188,7 @@ def _chronic_incident(cells: AttemptCells, series: FailureSeries, own: Ints) -> 
 
 
 class _Describer:
-    """Turns explanations into incidents."""
+    """Turn explanations into incidents."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ _CANDIDATES: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOption:
-    """A policy with its effect over the whole log."""
+    """Hold a policy with its effect over the whole log."""
 
     policy: Policy
     effect: PolicyEffect
@@ -77,7 +77,7 @@ class PolicyOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryAdvice:
-    """Advice for one subscription, without recommendation unless `reproduced`."""
+    """Advise one subscription, without recommendation unless `reproduced`."""
 
     key: int
     deliveries: int
@@ -377,7 +377,7 @@ def _backtest(
 
 
 class _Comparison:
-    """Replicates of the policies of a grid, computed when they are asked for."""
+    """Hold replicates of the policies of a grid, computed when they are asked for."""
 
     def __init__(self, grid: _Grid, bootstrap: Bootstrap) -> None:
         self._grid = grid

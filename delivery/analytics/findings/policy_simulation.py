@@ -58,7 +58,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Deliveries by bin of their first attempt: `count` with this `delivered` and `tries`."""
+    """Hold deliveries by bin of their first attempt: `count` with this `delivered` and `tries`."""
 
     bins: Ints
     tries: Ints
@@ -91,7 +91,7 @@ class PolicyEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectRange:
-    """The 90 % interval of an effect, as (low, high)."""
+    """Hold the 90 % interval of an effect, as (low, high)."""
 
     delivered: tuple[float, float]
     attempts: tuple[float, float]
@@ -315,7 +315,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """Replicates of one sample: how often each episode occurs, on which path, and how long.
+    """Hold replicates of one sample: how often each episode occurs, on which path, and how long.
 
     The same replicates serve all policies, so two policies are compared in pairs.
     """

@@ -50,7 +50,7 @@ def cofailure_rows(found: Iterable[cofailure.CofailurePair], names: Mapping[int,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CofailureResult:
-    """Subscriptions that fail together over the log, and when they did."""
+    """Hold subscriptions that fail together over the log, and when they did."""
 
     cells: AttemptCells
     pairs: Sequence[cofailure.CofailurePair]

@@ -53,7 +53,7 @@ class FirstUse:
 
 
 class ChangeLog:
-    """First uses of values in a log, without those that it began with."""
+    """Hold first uses of values in a log, without those that it began with."""
 
     def __init__(self, cells: AttemptCells) -> None:
         self._cells = cells
@@ -130,7 +130,7 @@ MAX_CAUSES: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootCause:
-    """A common attribute value; `inside` and `outside` are shares, 0 to 1."""
+    """Hold a common attribute value; `inside` and `outside` are shares, 0 to 1."""
 
     attribute: str
     value: str
@@ -143,7 +143,7 @@ class RootCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sides:
-    """Places of the failures of an incident, and of the attempts to compare them with."""
+    """Hold places of the failures of an incident, and of the attempts to compare them with."""
 
     inside: Ints
     outside: Ints

@@ -45,7 +45,7 @@ MAX_EXPLANATIONS: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Attempts with one value of an attribute failed in the bins `begin` to `end`, inclusive."""
+    """Explain failures in bins `begin` to `end`, inclusive, by one value of an attribute."""
 
     attribute: str
     code: int
@@ -67,7 +67,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsualFailures:
-    """Shares of failures outside of incidents: first attempts by subscription, and retries."""
+    """Hold shares of failures outside of incidents: first attempts by subscription, and retries."""
 
     first: Floats
     retry: float
@@ -126,7 +126,7 @@ def row_scores(cells: AttemptCells, usual: UsualFailures, p1: float) -> Floats:
 
 
 class FailureScan:
-    """Searches the rows of a log for explanations, best first."""
+    """Search the rows of a log for explanations, best first."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ _MIN_BAD_SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureSeries:
-    """Attempts and failures of a subscription by minute since 1970, ascending."""
+    """Count attempts and failures of a subscription by minute since 1970, ascending."""
 
     key: int
     minutes: Ints

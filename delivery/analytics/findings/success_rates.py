@@ -10,7 +10,7 @@ from delivery.analytics.findings.series import Floats, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSuccessRates:
-    """Attempts, successes, retries and waits by attempt number (0: the first attempt)."""
+    """Hold attempts, successes, retries and waits by attempt number (0: the first attempt)."""
 
     attempts: Ints
     successes: Ints

@@ -29,7 +29,7 @@ _OLDER: Final = "older_rows"
 
 
 class LocalEngine:
-    """Computes runs over folders of this machine."""
+    """Compute runs over folders of this machine."""
 
     name = LOCAL
 

@@ -8,7 +8,7 @@ from delivery.analytics.sealing.files import replace_file
 
 
 class LocalOutput:
-    """The files below a folder."""
+    """Write files below a folder."""
 
     def __init__(self, folder: str) -> None:
         self.root = str(Path(folder).absolute())

@@ -35,7 +35,7 @@ ReadRows = Callable[[Sequence[int]], Sequence[str]]
 
 
 class LocalPublisher:
-    """Writes the tables of one run; readers do not see them before `latest.json` names it."""
+    """Write the tables of one run; readers do not see them before `latest.json` names it."""
 
     def __init__(
         self,

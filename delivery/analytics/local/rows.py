@@ -54,7 +54,7 @@ _COLUMNS: Final = ", ".join(
 
 
 class SegmentRows:
-    """The rows of segments in one DuckDB, and the names of their keys."""
+    """Read rows of segments into one DuckDB, with the names of their keys."""
 
     def __init__(
         self, connection: duckdb.DuckDBPyConnection, root: str, view: str, salt: str

@@ -58,7 +58,7 @@ _SPAN_COLUMNS: Final = ("message_hi", "last_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBucket:
-    """Messages published in one time bucket: deliveries by outcome, and latency percentiles."""
+    """Count messages published in a time bucket: deliveries by outcome, and latency percentiles."""
 
     at: datetime
     outcomes: Mapping[str, int]
@@ -67,7 +67,7 @@ class TimeBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Time buckets in order, `step_s` seconds each."""
+    """Hold time buckets in order, `step_s` seconds each."""
 
     step_s: int
     buckets: tuple[TimeBucket, ...]
@@ -179,7 +179,7 @@ MAX_SHOWN: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscriber:
-    """A subscription with its name in the report, which no other has."""
+    """Hold a subscription with its name in the report, which no other has."""
 
     id: str
     label: str
@@ -198,7 +198,7 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionNames:
-    """Subscriptions by id, outages by begin, and pairs that share bad minutes."""
+    """Hold subscriptions by id, outages by begin, and pairs that share bad minutes."""
 
     subscribers: Mapping[str, Subscriber]
     outages: Sequence[Outage]
@@ -311,7 +311,7 @@ def _labels(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourlyFailures:
-    """Attempts and failures of subscriptions in equal parts of the period."""
+    """Count attempts and failures of subscriptions in equal parts of the period."""
 
     began: datetime
     step_s: int
@@ -363,7 +363,7 @@ MAX_FRONTS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStats:
-    """One attempt number (0: the first try) over all subscriptions, with its 95 % interval."""
+    """Hold one attempt number (0: the first try) over all subscriptions, with its 95 % interval."""
 
     attempt: int
     attempts: int
@@ -375,7 +375,7 @@ class AttemptStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """Attempts in order, and the advice, with its front, of subscriptions that would gain most."""
+    """Hold attempts in order, and the advice, with its front, for subscriptions that gain most."""
 
     attempts: Sequence[AttemptStats]
     advice: Sequence[Row]

@@ -19,7 +19,7 @@ MARKS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names of a subscription, of its room and of its organisation."""
+    """Hold the names of a subscription, of its room and of its organisation."""
 
     name: str
     room: str | None = None
@@ -28,7 +28,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStatus:
-    """The answer of `GET /v1/status`, and the address that was asked."""
+    """Hold the answer of `GET /v1/status`, and the address that was asked."""
 
     url: str
     at: datetime

@@ -18,7 +18,7 @@ _OPEN_WITHIN: Final = timedelta(minutes=3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """Subscriptions that failed together, with the earliest and latest begin and end.
+    """Hold subscriptions that failed together, with the earliest and latest begin and end.
 
     The intervals are None where the analysis gives none. `late` and `sidelined` count deliveries.
     """

@@ -64,7 +64,7 @@ _LINKS: Final = (
 
 
 class ReportTables(Protocol):
-    """Reads the tables of one run."""
+    """Read the tables of one run."""
 
     @property
     def run(self) -> int: ...
@@ -114,7 +114,7 @@ NOTHING_ELSE: Final = Surroundings(names={})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A chart with its title and caption; `chart` is None if there is nothing to draw."""
+    """Hold a chart with its title and caption; `chart` is None if there is nothing to draw."""
 
     name: str
     title: str
@@ -125,7 +125,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HtmlReport:
-    """The complete report."""
+    """Write the complete report."""
 
     run: int
     at: datetime

@@ -44,7 +44,7 @@ _Version = tuple[int, datetime, datetime | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """The engine of a run, and for people why."""
+    """Hold the engine of a run, and the reason for it, for people."""
 
     engine: str
     why: str
@@ -122,7 +122,7 @@ def count_rows(segments: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """Result of one round. `loaded` is True if the API now shows this run."""
+    """Report the result of one round. `loaded` is True if the API now shows this run."""
 
     exported: "ExportReport | None"
     analysed: bool
@@ -131,7 +131,7 @@ class RunResult:
 
 
 class AnalysisPipeline:
-    """Analyses the log of one database; segments and tables are in folders under `root_url`."""
+    """Analyse the log of one database; segments and tables are in folders under `root_url`."""
 
     def __init__(
         self,

@@ -31,11 +31,11 @@ _MAX_HOURS: Final = 100
 
 
 class NotAnalysedError(DeliveryError):
-    """There are no analysis tables at the address."""
+    """Report that there are no analysis tables at the address."""
 
 
 class TablesReplacedError(DeliveryError, TransientError):
-    """Later runs have replaced the tables while they were read."""
+    """Report that later runs have replaced the tables while they were read."""
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def _reading() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisTables:
-    """The tables of one run. Reading raises TablesReplacedError once later runs deleted them."""
+    """Read the tables of one run. Raise TablesReplacedError once later runs deleted them."""
 
     run: int
     at: datetime
@@ -226,7 +226,7 @@ _KEYS: Final = frozenset({"hour", "room_id"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """Totals over all rooms and hours, discrepancies by room, and gaps in the log."""
+    """Total all rooms and hours, with discrepancies by room and gaps in the log."""
 
     totals: Mapping[str, int]
     rooms: Mapping[int, Mapping[str, int]]

@@ -28,7 +28,7 @@ class CountedPartitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One run, for the engine that writes its tables from the state of `manifest`.
+    """Describe one run to the engine that writes its tables from the state of `manifest`.
 
     `previous_run`: the run whose paths hold for deliveries without new rows. `fresh`: partitions
     that this run has counted. `unread`: hours with rows that no segment that was read has.
@@ -58,7 +58,7 @@ def run_folder(run: int, table: str) -> str:
 
 
 class Engine(Protocol):
-    """Computes one run at a time over the segments at one address."""
+    """Compute one run at a time over the segments at one address."""
 
     name: str
     """One of `manifest.ENGINES`."""

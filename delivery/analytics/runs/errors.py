@@ -13,7 +13,7 @@ from rooms.errors import DeliveryError
 
 
 class AnalysisError(DeliveryError):
-    """The analysis cannot continue. The text has up to three lines: what, where, what to do."""
+    """Report in up to three lines why the analysis cannot continue: what, where, what to do."""
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
         """Join the lines that are given."""
@@ -21,19 +21,19 @@ class AnalysisError(DeliveryError):
 
 
 class NoJavaError(AnalysisError):
-    """There is no Java to run Spark on."""
+    """Report that there is no Java to run Spark on."""
 
 
 class SparkFailedError(AnalysisError):
-    """Spark failed; its log has the reason."""
+    """Report that Spark failed; its log has the reason."""
 
 
 class LocalFailedError(AnalysisError):
-    """The engine in this process failed, or could not read a segment."""
+    """Report that the engine in this process failed, or could not read a segment."""
 
 
 class NoSegmentsError(AnalysisError):
-    """There are no segments at the address, or all are set aside."""
+    """Report that there are no segments at the address, or all are set aside."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class NoSegmentsError(AnalysisError):
 
 
 class StateError(AnalysisError):
-    """The state of an earlier run cannot be used; `--full` starts over."""
+    """Report that the state of an earlier run cannot be used; `--full` starts over."""
 
 
 class CollisionError(AnalysisError):
-    """Two names have the same key, so the tables would mix them up."""
+    """Report that two names have the same key, so the tables would mix them up."""
 
 
 def name_collision(what: str, first: str, second: str) -> CollisionError:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file with its path, size in bytes, and time in ms since 1970."""
+    """Hold a file with its path, size in bytes, and time in ms since 1970."""
 
     path: str
     size: int
@@ -14,7 +14,7 @@ class StoredFile:
 
 
 class OutputFiles(Protocol):
-    """The files below one address. Names are relative to it, with /. It needs no rename."""
+    """Write files below one address. Names are relative to it, with /. It needs no rename."""
 
     @property
     def root(self) -> str:

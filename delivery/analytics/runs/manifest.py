@@ -34,7 +34,7 @@ from rooms.domain.state_machine import LogKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """An hour of the log. `part` counts hours from 1970; `files`: its segments by path.
+    """Hold an hour of the log. `part` counts hours from 1970; `files`: its segments by path.
 
     `manifests`: those of the segments that no earlier run has read.
     """
@@ -115,7 +115,7 @@ def _layout_fingerprint(engine: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DonePartition:
-    """A processed partition: its run, and its segments by path."""
+    """Hold a processed partition: its run, and its segments by path."""
 
     run: int
     files: Mapping[str, KnownSegment]

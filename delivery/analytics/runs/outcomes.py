@@ -73,7 +73,7 @@ AGED: Final = (*PENDING, "stuck", "unknown", "lost", "sidelined")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadHours:
-    """Hours with rows in segments that are set aside. `anywhere`: their hours are unknown."""
+    """Name hours with rows in segments that are set aside. `anywhere`: their hours are unknown."""
 
     parts: frozenset[int] = frozenset()
     anywhere: bool = False

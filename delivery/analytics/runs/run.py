@@ -42,7 +42,7 @@ LOCK: Final = "analysis"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisReport:
-    """Result of a run: number, partitions processed and known, and duplicate rows.
+    """Report the result of a run: number, partitions processed and known, and duplicate rows.
 
     `set_aside`: segments that are not read, so the result is incomplete.
     """
@@ -58,14 +58,14 @@ class AnalysisReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsRun:
-    """The run whose findings readers see, and its time."""
+    """Hold the run whose findings readers see, and its time."""
 
     run: int
     at: datetime
 
 
 class Analysis:
-    """Analyses the segments of an engine into tables, one run at a time."""
+    """Analyse the segments of an engine into tables, one run at a time."""
 
     def __init__(self, engine: Engine, *, compact_after_runs: int = COMPACT_AFTER_RUNS) -> None:
         self._engine = engine
@@ -367,7 +367,7 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Input:
-    """The sound partitions, those to process, what is set aside, and what earlier runs read."""
+    """Hold the sound partitions, those to process, what is set aside, and what was read before."""
 
     found: Mapping[int, Partition]
     todo: Sequence[Partition]

@@ -56,7 +56,7 @@ MAXIMA: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
-    """A table with its columns in order."""
+    """Define a table with its columns in order."""
 
     name: str
     description: str

@@ -15,7 +15,7 @@ from rooms.backend_urls import scheme_of
 
 
 class ArrowFiles:
-    """The files below an address of an Arrow file system. These have no links."""
+    """Access files below an address of an Arrow file system. These have no links."""
 
     def __init__(self, system: Any, root: str) -> None:
         self.root = root.rstrip("/")

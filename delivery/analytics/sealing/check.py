@@ -30,7 +30,7 @@ _MAGIC: Final = b"PAR1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSegment:
-    """A segment that was read by an earlier run: its size, time and SHA-256."""
+    """Hold a segment that was read by an earlier run: its size, time and SHA-256."""
 
     size: int
     modified_ms: int
@@ -39,7 +39,7 @@ class KnownSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundSegment:
-    """A segment that may be read. `manifest` is None if it was checked by an earlier run."""
+    """Hold a segment that may be read. `manifest` is None if it was checked by an earlier run."""
 
     path: str
     part: int
@@ -56,7 +56,7 @@ class SoundSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSegments:
-    """The result of a check, both sorted by path."""
+    """Hold the result of a check, both sorted by path."""
 
     sound: tuple[SoundSegment, ...]
     set_aside: tuple[SetAside, ...]

@@ -15,7 +15,7 @@ from rooms.errors import DeliveryError
 
 
 class SegmentsError(DeliveryError):
-    """Segments cannot be used. The text has up to three lines: what, where, what to do."""
+    """Report in up to three lines why segments cannot be used: what, where, what to do."""
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
         """Join the lines that are given."""
@@ -24,7 +24,7 @@ class SegmentsError(DeliveryError):
 
 
 class ManifestError(SegmentsError):
-    """A manifest is damaged, or of a later version."""
+    """Report that a manifest is damaged, or of a later version."""
 
     def __init__(self, what: str, *, is_later: bool = False) -> None:
         """`is_later`: a later version of Rooms wrote it."""
@@ -33,7 +33,7 @@ class ManifestError(SegmentsError):
 
 
 class ContentError(SegmentsError):
-    """A file is no segment that this version can read."""
+    """Report that a file is no segment that this version can read."""
 
     def __init__(self, reason: str, what: str) -> None:
         """`reason`: a value of `check.Reason`."""
@@ -42,7 +42,7 @@ class ContentError(SegmentsError):
 
 
 class BusyError(SegmentsError):
-    """Another process works on the folder."""
+    """Report that another process works on the folder."""
 
 
 class SetAsideReason(StrEnum):
@@ -75,7 +75,7 @@ MAX_LISTED: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetAside:
-    """A file that is not read. `part`: its hour since 1970; None: unknown.
+    """Name a file that is not read. `part`: its hour since 1970; None: unknown.
 
     `counted`: its rows are in the results nevertheless, from an earlier run. `has_rows`: it can
     have rows of the log, which then are not in the results.

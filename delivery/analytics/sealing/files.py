@@ -49,7 +49,7 @@ class FolderEntry:
 
 
 class SegmentFiles(Protocol):
-    """The files below one address. Paths are relative to it, with /. Errors are OSErrors."""
+    """Access files below one address. Paths are relative to it, with /. Errors are OSErrors."""
 
     @property
     def root(self) -> str:
@@ -74,7 +74,7 @@ class SegmentFiles(Protocol):
 
 
 class LocalFiles:
-    """The files below a folder of this machine."""
+    """Access files below a folder of this machine."""
 
     def __init__(self, root: str) -> None:
         self.root = root

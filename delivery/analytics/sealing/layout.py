@@ -17,7 +17,7 @@ SEGMENT_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
-    """A column; `type` is a Spark type (int, bigint, float, double, boolean, string …)."""
+    """Define a column; `type` is a Spark type (int, bigint, float, double, boolean, string …)."""
 
     name: str
     type: str

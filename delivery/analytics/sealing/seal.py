@@ -16,7 +16,7 @@ OnSealed = Callable[[int], None]
 
 
 class WritableFiles(SegmentFiles, Protocol):
-    """Files below one address, where whole files can be written."""
+    """Write whole files below one address."""
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file that appears, or replaces an existing one, only when complete."""
@@ -25,7 +25,7 @@ class WritableFiles(SegmentFiles, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealReport:
-    """Segments sealed now and before, their rows, and those that cannot be sealed."""
+    """Hold segments sealed now and before, their rows, and those that cannot be sealed."""
 
     sealed: int
     rows: int

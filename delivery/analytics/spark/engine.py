@@ -29,7 +29,7 @@ _LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?")
 
 
 class SparkEngine:
-    """Computes runs in one Spark session."""
+    """Compute runs in one Spark session."""
 
     name = SPARK
 

@@ -26,7 +26,7 @@ Work = Callable[[], None]
 
 
 class SegmentStream(Protocol):
-    """A running stream."""
+    """Control a running stream."""
 
     def catch_up(self) -> None:
         """Wait until all sealed files are analysed. Raise AnalysisError if the stream ended."""

@@ -37,7 +37,7 @@ _NAME_COLUMNS: Final = {
 
 
 class RunPublisher:
-    """Writes the tables of one run; readers do not see them before `latest.json` names it."""
+    """Write the tables of one run; readers do not see them before `latest.json` names it."""
 
     def __init__(
         self, spark: SparkSession, files: HadoopFiles, *, run: int, on_status: OnStatus

@@ -35,7 +35,7 @@ from rooms.domain.state_machine import LogKind
 
 
 class HadoopFiles:
-    """The file system under one address (a URI or a local path). It needs no rename."""
+    """Access the file system under one address (a URI or a local path). It needs no rename."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         # The JVM's file system is the one that Spark's readers use.
@@ -266,7 +266,7 @@ def open_segments(files: HadoopFiles) -> SegmentFiles:
 
 
 class HadoopSegments:
-    """The files below an address of a Hadoop file system."""
+    """Access files below an address of a Hadoop file system."""
 
     def __init__(self, files: HadoopFiles) -> None:
         self._files = files
@@ -310,7 +310,7 @@ class HadoopSegments:
 
 
 class _HadoopStream(io.RawIOBase):
-    """A file of Hadoop as a raw stream."""
+    """Read a file of Hadoop as a raw stream."""
 
     def __init__(self, files: HadoopFiles, path: str) -> None:
         self._file, self._size = files.open(path)

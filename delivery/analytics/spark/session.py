@@ -268,7 +268,7 @@ T = TypeVar("T")
 
 
 class StartAction(Protocol):
-    """Starts an action in its own thread, in order."""
+    """Start an action in its own thread, in order."""
 
     def __call__(self, work: Callable[[], T], /) -> Future[T]: ...
 

@@ -20,7 +20,7 @@ def write_table(rows: DataFrame, path: str) -> None:
 
 
 class PartialResults:
-    """The partial results in `root` according to one manifest."""
+    """Hold the partial results in `root` according to one manifest."""
 
     def __init__(self, spark: SparkSession, files: HadoopFiles, manifest: Manifest) -> None:
         self._spark = spark
