@@ -1,4 +1,4 @@
-"""Maintenance: periodic tasks and jobs that the members of an installation share.
+"""Maintain an installation by periodic tasks and jobs that its members share.
 
     wait ── partition assigned here ──► term ── reassigned, or the epoch ends ──► wait
                                          │

@@ -1,4 +1,4 @@
-"""Cleanup tasks: idempotency keys, dead writers, the broker's queues, partitions ahead.
+"""Clean up idempotency keys, dead writers and the broker's queues, and make partitions ahead.
 
 Each function is one run of a task of `service.py`. It calls `should_continue` before a statement.
 """

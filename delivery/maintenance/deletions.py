@@ -1,4 +1,4 @@
-"""Deletion of subscriptions and rooms, a batch at a time; another process can continue it.
+"""Delete subscriptions and rooms, a batch at a time; another process can continue it.
 
 A deletion walks over the deliveries and cancels unfinished and sidelined ones; attempts under way
 are left to end. A publish that was under way when the deletion was marked may still add deliveries.
@@ -70,7 +70,7 @@ class _DeletionProgress:
 
 
 class DeleteJob:
-    """Runs deletion jobs, and keeps in memory how far it has come with each."""
+    """Run deletion jobs, and keep in memory how far it has come with each."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ def partition_name(shard: int) -> str:
 
 
 class DueScheduler:
-    """Stages due deliveries of this member's shards and wakes the relay.
+    """Stage due deliveries of this member's shards and wake the relay.
 
     The writer's broker mode sets the look-ahead.
     """

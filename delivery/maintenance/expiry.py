@@ -1,4 +1,4 @@
-"""Expiry of deliveries and leases, and repair of ordering keys.
+"""Expire deliveries and leases, and repair ordering keys.
 
 An expiry scan follows the index from the end of the previous scan. Two kinds of rows may be behind
 that position. A publish may take longer to commit than its messages live: each scan starts a little
@@ -39,7 +39,7 @@ MAX_PAGES: Final = 5
 
 
 class DeliveryExpirer:
-    """Expires deliveries. Keeps its position, so each term needs a new one."""
+    """Expire deliveries. It keeps its position, so each term needs a new one."""
 
     name = "delivery expiry"
 
@@ -131,7 +131,7 @@ async def expire_leases(
 
 
 class OrderingRepair:
-    """Advances ordering keys whose head has ended; walks over all keys, a few pages a run."""
+    """Advance ordering keys whose head has ended; walk over all keys, a few pages a run."""
 
     name = "ordering repair"
 

@@ -37,7 +37,7 @@ class _Wait:
 
 
 class ExportWait:
-    """Remembers in memory which logs were read; another process reads them again."""
+    """Remember in memory which logs were read; another process reads them again."""
 
     def __init__(
         self, job_queue: JobQueue, queries: DeleteQueries, destination: str | None

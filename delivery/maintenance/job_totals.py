@@ -12,7 +12,7 @@ _MAX_KEPT: Final = 10_000
 
 
 class JobTotals:
-    """Records the totals of jobs, and remembers those that have too many rows to be counted.
+    """Record the totals of jobs, and remember those that have too many rows to be counted.
 
     Of more than 10,000 the one that was counted first is forgotten.
     """

@@ -1,4 +1,4 @@
-"""Runs jobs, several at a time; another process can continue each of them.
+"""Run jobs, several at a time; another process can continue each of them.
 
 Each job has an exclusion key, and jobs of one key run one after another, the oldest first. So a
 deletion, restore or shovel of a subscription or room waits only for earlier jobs on the same
@@ -66,7 +66,7 @@ def _room_key(job: OpenJob) -> Hashable:
 
 @dataclass(slots=True)
 class _TakenKeys:
-    """The keys of older jobs: a later one of them must not overtake one that waits."""
+    """Hold the keys of older jobs: a later one of them must not overtake one that waits."""
 
     own: set[Hashable] = field(default_factory=set)
     shared: set[Hashable] = field(default_factory=set)
@@ -99,7 +99,7 @@ async def sleep_unless_stopped(seconds: float, should_continue: ShouldContinue) 
 
 @dataclass(slots=True)
 class _RunState:
-    """The running jobs by their asyncio tasks, and the paused ones with the end of the pause."""
+    """Hold the running jobs by their asyncio tasks, and the paused ones with the pause's end."""
 
     running: dict[asyncio.Task[bool], OpenJob] = field(default_factory=dict)
     open_ids: frozenset[JobId] = frozenset()
@@ -111,7 +111,7 @@ class _RunState:
 
 
 class JobRunner:
-    """Runs the open jobs. A job with invalid arguments fails; the others go on."""
+    """Run the open jobs. A job with invalid arguments fails; the others go on."""
 
     def __init__(
         self,

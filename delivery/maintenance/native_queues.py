@@ -30,7 +30,7 @@ _IDLE_S: Final = 1.0
 
 
 class DeadLetterReader:
-    """Reads the dead-letter queue when it has messages."""
+    """Read the dead-letter queue when it has messages."""
 
     name = "dead letters of native queues"
 

@@ -1,4 +1,4 @@
-"""Deletion of organisations: by jobs for what has messages, then row by row; another can continue.
+"""Delete organisations: by jobs for what has messages, then row by row; another can continue.
 
 The API has marked the organisation before: its keys are refused, and everything that depends on it
 is suspended. One run after the other, the job starts a child for each room, subscription to a room
@@ -40,7 +40,7 @@ _NAME: Final = "maintenance"
 
 
 class DeleteOrganisationJob:
-    """Runs the jobs of the kind `delete_organisation`."""
+    """Run the jobs of the kind `delete_organisation`."""
 
     def __init__(
         self,

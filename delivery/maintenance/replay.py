@@ -64,7 +64,7 @@ _MAX_SEEN: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entitlement:
-    """Event types (patterns; None: all) that a subscription might receive in a period."""
+    """Name event types (patterns; None: all) that a subscription might receive in a period."""
 
     event_types: tuple[str, ...] | None
     from_us: int
@@ -118,7 +118,7 @@ class Entitlement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """The arguments of a replay job."""
+    """Hold the arguments of a replay job."""
 
     room: RoomId
     subscription: SubscriptionId
@@ -222,7 +222,7 @@ def _has_wanted_type(interests: Sequence[Interest] | None, past: PastMessage) ->
 
 
 class ReplayJob:
-    """Runs replay jobs."""
+    """Run replay jobs."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ class ReplayJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PagePart:
-    """Wanted messages of a page; `scanned` counts the unwanted ones between them, too."""
+    """Hold wanted messages of a page; `scanned` counts the unwanted ones between them, too."""
 
     messages: Sequence[MessageId]
     last: MessageId

@@ -1,4 +1,4 @@
-"""Recovery: sends deliveries again that the broker lost, and migrates work rows between brokers.
+"""Recover: send deliveries again that the broker lost, and migrate work rows between brokers.
 
 There are two signs of a loss. The broker has no sentinel: it was emptied, or is new. Then every row
 that was sent is sent again, and the sentinel is put back after the whole walk. Or a queue holds
@@ -62,7 +62,7 @@ OnResent = Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResendScope:
-    """The rows to send again: in these locations, of one subscription or (None) of all.
+    """Select the rows to send again: in these locations, of one subscription or (None) of all.
 
     With `before`, only deliveries that have not changed since.
     """
@@ -86,7 +86,7 @@ async def _ignore(_resent: int) -> None:
 
 
 class Resender:
-    """Walks over the rows of a scope, and then waits for those that a worker has claimed."""
+    """Walk over the rows of a scope, and then wait for those that a worker has claimed."""
 
     def __init__(
         self, queries: ResendQueries, notify: Callable[[], None], *, batch: int = BATCH
@@ -180,7 +180,7 @@ class Resender:
 
 
 class LossDetector:
-    """Detects by the sentinel that a broker lost its messages."""
+    """Detect by the sentinel that a broker lost its messages."""
 
     def __init__(self, queries: ResendQueries, broker: Broker) -> None:
         self._queries = queries
@@ -209,7 +209,7 @@ class LossDetector:
 
 
 class BrokerRecovery:
-    """Detects losses and sends again. Remembers short queues, so each term needs a new one."""
+    """Detect losses and send again. It remembers short queues, so each term needs a new one."""
 
     name = "recovery"
 
@@ -301,7 +301,7 @@ class BrokerRecovery:
 
 
 class RecoverJob:
-    """Runs recovery jobs: sends again what the broker had when the job was created."""
+    """Run recovery jobs: send again what the broker had when the job was created."""
 
     def __init__(
         self,
@@ -347,13 +347,13 @@ class RecoverJob:
 
 
 class NotifyQueued(Protocol):
-    """Wakes the consumers of queued work: of PUSH, or of one PULL subscription."""
+    """Wake the consumers of queued work: of PUSH, or of one PULL subscription."""
 
     def __call__(self, subscription: SubscriptionId | None = None, /) -> None: ...
 
 
 class BrokerMigration:
-    """Moves work rows to the locations of the current broker mode, which the writer has.
+    """Move work rows to the locations of the current broker mode, which the writer has.
 
     Scans at the start of a term, and then after 1, 2, 4, … seconds: processes of the former mode
     may run for a while and leave more rows.

@@ -46,7 +46,7 @@ OnQueued = Callable[[SubscriptionId | None], None]
 
 
 class RestoreJob:
-    """Runs restore jobs."""
+    """Run restore jobs."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class RestoreJob:
 
 
 class ClearJob:
-    """Cancels unfinished deliveries of a room or subscription. An attempt under way ends first."""
+    """Cancel unfinished deliveries of a room or subscription. An attempt under way ends first."""
 
     def __init__(
         self,

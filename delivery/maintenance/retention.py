@@ -1,4 +1,4 @@
-"""Retention: deletes messages that ended long ago, a day at a time, and previews that.
+"""Delete messages that ended long ago, a day at a time, and preview that.
 
 Unfinished, sidelined and recently ended deliveries are kept. `rooms/db/retention/replace.py`
 replaces a day by the rows that must stay. This module chooses the days: those past the retention
@@ -61,7 +61,7 @@ _WAIT_REASONS: Final = ("export", "busy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionRules:
-    """The settings of retention. `destination`: of the log's export; None: it is not exported."""
+    """Hold the rules of retention. `destination`: of the log's export; None: it is not exported."""
 
     days: int
     destination: str | None = None
@@ -71,7 +71,7 @@ class RetentionRules:
 
 
 class RetentionTask:
-    """Replaces every range past the retention period, once a run."""
+    """Replace every range past the retention period, once a run."""
 
     name = "retention"
 
@@ -281,7 +281,7 @@ def retention_specs(
 
 
 class Disposition(StrEnum):
-    """The result of retention for a range."""
+    """Name the result of retention for a range."""
 
     DROP = "goes"
     """All of it is deleted."""
@@ -295,7 +295,7 @@ class Disposition(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPreview:
-    """A past day, or the kept rest of several (`kept`): its deliveries, and how many must stay."""
+    """Preview a past day, or the kept rest of several (`kept`): deliveries, and those to stay."""
 
     label: str
     kept: bool

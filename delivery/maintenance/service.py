@@ -1,4 +1,4 @@
-"""The maintenance service: runs each task in the terms in which this process has its partition."""
+"""Run each task of maintenance in the terms in which this process has its partition."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ SHUTDOWN_GRACE_S: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskIntervals:
-    """Seconds between two runs of each task.
+    """Define the seconds between two runs of each task.
 
     `settle_s`, `short_queue_s`: see `DeleteJob` and `BrokerRecovery`; `retry_s`: between two
     attempts to open the connections.
@@ -105,7 +105,7 @@ _FILTER_MEMORY_BYTES: Final = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """A task by the name of its partition; `create` makes a new one for each term."""
+    """Define a task by the name of its partition; `create` makes a new one for each term."""
 
     partition: str
     every_s: float

@@ -1,4 +1,4 @@
-"""Periodic tasks, and the loop that runs one of them for the length of a term.
+"""Run a periodic task for the length of a term.
 
 A term is the time in which a partition of the election is assigned to this process under one epoch.
 """
@@ -27,7 +27,7 @@ ShouldContinue = Callable[[], bool]
 
 
 class PeriodicTask(Protocol):
-    """One piece of maintenance, run again and again."""
+    """Do one piece of maintenance, again and again."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class PeriodicTask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FunctionTask:
-    """A `PeriodicTask` without state."""
+    """Run a function as a `PeriodicTask` without state."""
 
     name: str
     function: Callable[[ShouldContinue], Awaitable[None]]
@@ -52,7 +52,7 @@ class FunctionTask:
 
 
 class RunWindow(Protocol):
-    """A time in which a task is run."""
+    """Define a time in which a task is run."""
 
     def is_current(self) -> bool:
         """Return whether there is time for another statement; to be asked before each."""
@@ -64,7 +64,7 @@ class RunWindow(Protocol):
 
 
 class Always:
-    """The time until `stop`, for a task that checks by itself which partitions it has."""
+    """Last until `stop`, for a task that checks by itself which partitions it has."""
 
     def __init__(self, stop: asyncio.Event) -> None:
         self._stop = stop
@@ -79,7 +79,7 @@ class Always:
 
 
 class Term:
-    """A window that ends with the epoch of its partition, or with `stop`.
+    """Last until the epoch of its partition ends, or until `stop`.
 
     An async context manager: one task watches for the end, instead of two for each sleep of a task
     that runs each second.

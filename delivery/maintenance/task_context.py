@@ -16,7 +16,7 @@ from rooms.publishing.sandbox.client import CheckSandbox
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext:
-    """The connections and services of tasks.
+    """Hold the connections and services of tasks.
 
     `fast_writer` serves expiry, which must not wait for a job's statement on `slow_writer`;
     `job_queue` is on the slow one; `epoch`: that of the term for which the task was created;

@@ -57,7 +57,7 @@ class _CancellationProgress:
 
 
 class CancelUngrantedJob:
-    """Runs the jobs of the kind `cancel_ungranted`."""
+    """Run the jobs of the kind `cancel_ungranted`."""
 
     def __init__(
         self,
