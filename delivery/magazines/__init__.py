@@ -1,4 +1,4 @@
-"""Magazines: sharded durable logs of entries, opened by URL.
+"""Open magazines by URL: sharded durable logs of entries.
 
 The scheme names the store; the contract tests run over every scheme of `rooms.settings.SCHEMES`.
 

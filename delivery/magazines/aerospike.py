@@ -1,4 +1,4 @@
-"""Aerospike as the store of magazines.
+"""Store magazines in Aerospike.
 
 Every method is one attempt of a blocking client; `kv_magazines.py` calls them on its own threads.
 """
@@ -73,7 +73,7 @@ def _shard_of_map(name: str, shard: int) -> Any:
 
 
 class AerospikeStore:
-    """`delivery.magazines.kv_store.KvQueueStore` on Aerospike."""
+    """Implement `delivery.magazines.kv_store.KvQueueStore` on Aerospike."""
 
     def __init__(self, url: AerospikeUrl, keys: RecordKeys) -> None:
         self._client = AerospikeClient(url)

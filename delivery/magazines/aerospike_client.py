@@ -1,4 +1,4 @@
-"""The client of an Aerospike cluster: policies, lazy connection, and what its answers mean.
+"""Call an Aerospike cluster: policies, lazy connection, and what its answers mean.
 
 The client is created by the first call, and again by the next one where that failed: a process
 starts although its Aerospike is unavailable. Before anything else it reads the namespace's
@@ -119,7 +119,7 @@ def translate_errors() -> Iterator[None]:
 
 
 class AerospikeClient:
-    """The calls of the store, each tried once unless it reads. Thread-safe."""
+    """Make the calls of the store, each tried once unless it reads. Thread-safe."""
 
     def __init__(self, url: AerospikeUrl) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""Checks the configuration of an Aerospike namespace for settings that lose records.
+"""Check the configuration of an Aerospike namespace for settings that lose records.
 
 Rooms writes each record with its own time to live, so `default-ttl` does not matter. Two settings
 are refused, because they lose acknowledged records although nothing failed:
@@ -30,7 +30,7 @@ _PREFIXES: Final = ("storage-engine.", "index-type.", "sindex-type.")
 
 @dataclass(frozen=True, slots=True)
 class NamespaceReport:
-    """Sentences for the operator, each with its fix."""
+    """Report to the operator in sentences, each with its fix."""
 
     refusals: tuple[str, ...]
     warnings: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Magazines as records of a key-value store: sets, keys and bins, as in IgnisMQ where it has them.
+"""Map magazines onto records of a key-value store: sets, keys and bins, like those of IgnisMQ.
 
 Bin names have 15 characters at most.
 """
@@ -59,7 +59,7 @@ QUEUE_BINS: Final = (HANDLER_TYPE, CREATED_AT, ACTIVE, SWEEP_DURATION, *_NUMBER_
 
 @dataclass(frozen=True, slots=True)
 class SweepBins:
-    """The bins of a queue's record that belong to one of its magazines."""
+    """Name the bins of a queue's record that belong to one of its magazines."""
 
     pointers: str
     """Sweep pointers by shard (as text). The bin exists as long as the magazine."""
@@ -80,7 +80,7 @@ def sweep_bins(name: MagazineName) -> SweepBins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordKeys:
-    """The sets of one installation, and the keys in them."""
+    """Name the sets of one installation, and the keys in them."""
 
     namespace: str
     farm: str

@@ -1,4 +1,4 @@
-"""One magazine on a key-value store: its pointers, and how it is loaded, fired and swept.
+"""Keep one magazine on a key-value store: its pointers, and how it is loaded, fired and swept.
 
 The slots' writes (`kv_slots.py`) and the pointers' absolute values are safe to repeat. Moving the
 load pointer is not: repeated after an ambiguous result it leaves a hole, which a firer closes.
@@ -51,7 +51,7 @@ _LOAD_LOOKAHEAD: Final = 16
 
 @dataclass(slots=True, kw_only=True)
 class KvMagazine(KvSlots):
-    """Blocking and thread-safe. `loads`, `fires`: numbers that choose the next shard."""
+    """Load, fire and sweep, blocking and thread-safe. `loads`, `fires` choose the next shard."""
 
     shards: int
     loads: Iterator[int]

@@ -1,4 +1,4 @@
-"""Async magazines on a key-value store with a blocking client: calls run on own threads."""
+"""Run magazines on a key-value store with a blocking client: calls run on own threads."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ _THREADS_PER_PROCESSOR: Final = 4
 
 
 class ThreadRunner:
-    """Runs blocking calls on threads; raises the errors of `rooms.errors`."""
+    """Run blocking calls on threads; raise the errors of `rooms.errors`."""
 
     def __init__(self, size: int) -> None:
         self._executor = ThreadPoolExecutor(max_workers=size, thread_name_prefix="magazines")
@@ -64,7 +64,7 @@ def _check_batch(count: int) -> None:
 
 
 class AsyncKvMagazine:
-    """`rooms.ports.Magazine`: a `KvMagazine` on threads."""
+    """Implement `rooms.ports.Magazine`: a `KvMagazine` on threads."""
 
     def __init__(self, magazine: KvMagazine, threads: ThreadRunner) -> None:
         self._magazine = magazine
@@ -131,7 +131,7 @@ class AsyncKvMagazine:
 
 
 class AsyncKvMagazines:
-    """`rooms.ports.Magazines` on threads; closing it closes the store."""
+    """Implement `rooms.ports.Magazines` on threads; closing it closes the store."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The slots of a magazine on a key-value store: single-record writes that are safe to repeat.
+"""Write the slots of a magazine on a key-value store: single records, safe to repeat.
 
     empty ──loader, create-only──► live ──stamp──► fired ──mark──► gone
       └────firer or sweeper, create-only──► hole: its loader takes another slot
@@ -37,7 +37,7 @@ _MAX_ENTRIES: Final = 100_000
 
 
 class FiredEntryIds:
-    """Ids of entries that this process fired, by slot. Thread-safe.
+    """Remember ids of entries that this process fired, by slot. Thread-safe.
 
     A server that loses its last claims when it is killed gives their slots to other entries. The
     deletion of an entry that was fired before must not delete the new one, so it names the id. A
@@ -75,7 +75,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, kw_only=True)
 class KvSlots:
-    """Blocking and thread-safe. `call_ids`: names of calls, unique over all processes."""
+    """Write slots, blocking and thread-safe. `call_ids`: names of calls, unique everywhere."""
 
     name: MagazineName
     expires: bool

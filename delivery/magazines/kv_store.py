@@ -1,4 +1,4 @@
-"""The port of a key-value store without transactions, and the policy of retries.
+"""Define the port of a key-value store without transactions, and the policy of retries.
 
 Each call of the port is one attempt, and returns its outcome.
 """
@@ -15,7 +15,7 @@ from rooms.errors import MagazineUnavailableError
 
 
 class WriteOutcome(StrEnum):
-    """The outcome of a write of one record."""
+    """Name the outcome of a write of one record."""
 
     DONE = "done"
     MISSING = "missing"
@@ -28,15 +28,15 @@ class WriteOutcome(StrEnum):
 
 
 class AmbiguousResultError(Exception):
-    """A call had no answer; it may be retried where that is safe."""
+    """Report that a call had no answer; it may be retried where that is safe."""
 
 
 class StoreRefusedError(Exception):
-    """The store refuses the call, and a retry cannot help: it is full or misconfigured."""
+    """Report that the store refuses the call, and no retry helps: it is full or misconfigured."""
 
 
 class KvStore(Protocol):
-    """Blocking and thread-safe.
+    """Read and write records, blocking and thread-safe.
 
     Reads and `claim` raise AmbiguousResultError; any call may raise StoreRefusedError.
     """
@@ -114,7 +114,7 @@ class KvStore(Protocol):
 
 
 class KvQueueStore(KvStore, Protocol):
-    """A store that also creates magazines and keeps the records of queues."""
+    """Create magazines too, and keep the records of queues."""
 
     def check(self) -> None:
         """Read one record, which need not exist."""
@@ -159,7 +159,7 @@ RESTART_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRetryPolicy:
-    """Retries of calls that are safe to repeat; `mark_s`: lifetime of holes and marks."""
+    """Retry calls that are safe to repeat; `mark_s`: lifetime of holes and marks."""
 
     retries: int
     sleep_s: float

@@ -1,4 +1,4 @@
-"""PostgreSQL as the store of magazines, the default.
+"""Store magazines in PostgreSQL, the default.
 
 Claims (fire, take, sweep) are committed without waiting for the disk. After a crash of PostgreSQL
 an entry may be handed out again, as after a crash of its consumer.
@@ -123,7 +123,7 @@ def _check_batch(count: int) -> None:
 
 
 class _ConnectionPool:
-    """A few connections that statements share."""
+    """Share a few connections among statements."""
 
     def __init__(self, url: str, *, durable: bool) -> None:
         self._writers = [
@@ -148,7 +148,7 @@ class _ConnectionPool:
 
 
 class PostgresMagazine:
-    """`rooms.ports.Magazine` in PostgreSQL."""
+    """Implement `rooms.ports.Magazine` in PostgreSQL."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class PostgresMagazine:
     async def take(
         self, slots: Sequence[Slot], *, older_than_s: float | None = None
     ) -> Sequence[StoredEntry]:
-        """As the port says."""
+        """Do as the port says."""
         _check_batch(len(slots))
         return _to_sorted_entries(
             await self._relaxed.run(
@@ -227,14 +227,14 @@ class PostgresMagazine:
         )
 
     async def find(self, slots: Sequence[Slot]) -> Sequence[StoredEntry]:
-        """As the port says."""
+        """Do as the port says."""
         _check_batch(len(slots))
         return _to_sorted_entries(
             await self._relaxed.run(postgres_sql.FIND, self._parameters() | _slot_arrays(slots))
         )
 
     async def peek(self, limit: int, *, after: Slot | None = None) -> Sequence[StoredEntry]:
-        """As the port says."""
+        """Do as the port says."""
         _check_batch(limit)
         start = after or Slot(-1, 0)
         return _to_sorted_entries(
@@ -245,7 +245,7 @@ class PostgresMagazine:
         )
 
     async def peek_slots(self, limit: int, *, after: Slot | None = None) -> Sequence[Slot]:
-        """As the port says."""
+        """Do as the port says."""
         _check_batch(limit)
         start = after or Slot(-1, 0)
         rows = await self._relaxed.run(
@@ -255,7 +255,7 @@ class PostgresMagazine:
         return sorted(Slot(shard, pointer) for shard, pointer in rows)
 
     async def delete(self, slots: Sequence[Slot], *, swept: bool = False) -> Sequence[Slot]:
-        """As the port says."""
+        """Do as the port says."""
         _check_batch(len(slots))
         rows = await self._durable.run(
             postgres_sql.DELETE, self._parameters(swept=swept) | _slot_arrays(slots)
@@ -312,7 +312,7 @@ class PostgresMagazine:
         )
 
     async def state(self) -> MagazineState:
-        """As the port says; every counter is exact."""
+        """Do as the port says; every counter is exact."""
         rows = await self._relaxed.run(postgres_sql.STATE, self._parameters())
         if not rows:
             raise self._missing()
@@ -349,7 +349,7 @@ class PostgresMagazine:
 
 
 class PostgresMagazines:
-    """`rooms.ports.Magazines` in PostgreSQL; farm and client are those of the database itself."""
+    """Implement `rooms.ports.Magazines` in PostgreSQL; farm and client are the database's own."""
 
     def __init__(self, url: str, *, start: int = 0) -> None:
         """Create them; `start`: the first shard, which should differ between processes."""
@@ -401,7 +401,7 @@ class PostgresMagazines:
         return magazine
 
     async def open(self, name: MagazineName) -> PostgresMagazine:
-        """As the port says."""
+        """Do as the port says."""
         row = await self._row(name)
         if row is None or not row[3]:
             raise MagazineMissingError(f"there is no magazine {name}")
@@ -439,7 +439,7 @@ class PostgresMagazines:
         await self._durable.run(postgres_sql.KEEP_QUEUE, fields)
 
     async def list_queue_records(self, *, active: bool = True) -> Sequence[HandlerQueueRecord]:
-        """As the port says."""
+        """Do as the port says."""
         rows = await self._durable.run(postgres_sql.QUEUES, {"active": active})
         names = (
             "name",
@@ -461,5 +461,5 @@ class PostgresMagazines:
         ]
 
     async def delete_queue_record(self, name: str) -> bool:
-        """As the port says."""
+        """Do as the port says."""
         return bool((await self._durable.run(postgres_sql.FORGET_QUEUE, {"name": name}))[0][0])

@@ -1,4 +1,4 @@
-"""SQL of magazines: each step is one statement, and so one transaction.
+"""Define the SQL of magazines: each step is one statement, and so one transaction.
 
 A shard has four rows of `magazine_pointers`, by `kind`, so that calls of different kinds lock
 different rows: load (0), fire (1), sweep (2), and counters (3), which are always locked last and in
