@@ -1,4 +1,4 @@
-"""Handler queues: messages for functions in Python processes.
+"""Serve handler queues: messages for functions in Python processes.
 
     main magazine ── fired ──► handler ── True ───────────────────────► deleted
          ▲                        ├────── False, exception, timeout ──► sidelined, then deleted

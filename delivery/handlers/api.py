@@ -1,4 +1,4 @@
-"""The public API: registers functions as handlers of queues."""
+"""Register functions as handlers of queues: the public API."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The message that a handler is called with."""
+    """Hold the message with which a handler is called."""
 
     id: str
     queue: str
@@ -29,7 +29,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """A function with its queue and options."""
+    """Hold a function with its queue and options."""
 
     queue: str
     call: Callable[[Any], Any]
@@ -39,7 +39,7 @@ class Handler:
 
 
 class Handlers:
-    """The handlers of a process, by queue. Run them with `rooms handlers module:name`."""
+    """Register the handlers of a process, by queue. Run them with `rooms handlers module:name`."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}

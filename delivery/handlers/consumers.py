@@ -1,4 +1,4 @@
-"""The consumers of one queue in one process; their number follows the queue's setting.
+"""Run the consumers of a queue in one process; their number follows the queue's setting.
 
 A handler that is a plain function runs on a thread, one for each busy consumer. The threads are
 daemons: a handler that never returns must not keep its process from ending.
@@ -39,7 +39,7 @@ POLL_S: Final = 1.0
 
 
 class WorkerThread:
-    """A thread that runs one call at a time."""
+    """Run one call at a time on a thread."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[tuple[asyncio.Future[object], Callable[[], object]] | None] = (
@@ -85,7 +85,7 @@ def _complete_call(
 
 
 class ConsumerPool:
-    """Fires no more messages than its free consumers can take, so that none waits in the process.
+    """Fire no more messages than its free consumers can take, so that none waits in the process.
 
     `run` lasts until `stop`; then handlers under way end, and a batch that is not full is handled.
     """

@@ -1,4 +1,4 @@
-"""The two magazines of a handler queue: main and sideline."""
+"""Open the two magazines of a handler queue: main and sideline."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ A magazine that is created again starts beyond all slots it ever had.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueMagazines:
-    """The open magazines of a queue."""
+    """Hold the open magazines of a queue."""
 
     main: Magazine
     sideline: Magazine
@@ -56,7 +56,7 @@ async def drop_queue_magazines(magazines: Magazines, queue: str) -> None:
 
 
 class QueueMagazineCache:
-    """Opens the magazines of each queue once."""
+    """Open the magazines of each queue once."""
 
     def __init__(self, magazines: Magazines) -> None:
         self._magazines = magazines

@@ -1,4 +1,4 @@
-"""Outcomes of messages, from their handlers' results, and their writes to the magazines.
+"""Derive outcomes of messages from their handlers' results, and write them to the magazines.
 
 Writes are batched, and repeated until the store answers.
 """
@@ -19,7 +19,7 @@ MAX_DETAIL: Final = 500
 
 
 class HandlerResult(StrEnum):
-    """Deleted as handled, loaded into the sideline and then deleted, or deleted unhandled."""
+    """Name what happens to a message: deleted as handled, sidelined and deleted, or dropped."""
 
     HANDLED = "handled"
     SIDELINED = "sidelined"
@@ -27,7 +27,7 @@ class HandlerResult(StrEnum):
 
 
 class SidelineReason(StrEnum):
-    """The reason for which a message was sidelined."""
+    """Name the reason for which a message was sidelined."""
 
     REFUSED = "refused"
     """The handler returned False."""
@@ -40,7 +40,7 @@ class SidelineReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerOutcome:
-    """A result, with reason and detail if it is sidelined."""
+    """Hold a result, with reason and detail if it is sidelined."""
 
     result: HandlerResult
     reason: SidelineReason | None = None
@@ -115,7 +115,7 @@ _MAX_WAIT_S: Final = 5.0
 
 
 class MessageSettler:
-    """Settles messages of one queue, through outages. MagazineMissingError: it was deleted."""
+    """Settle messages of one queue, through outages. MagazineMissingError: it was deleted."""
 
     def __init__(self, queue_magazines: QueueMagazines) -> None:
         self._magazines = queue_magazines

@@ -1,4 +1,4 @@
-"""A process that serves handler queues, and follows the queues and their settings."""
+"""Serve handler queues in a process, and follow the queues and their settings."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ _RETRY_S: Final = 1.0
 
 
 class HandlerService:
-    """Runs a consumer pool for each active queue that has a handler here."""
+    """Run a consumer pool for each active queue that has a handler here."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Brings messages back from the sidelines of handler queues.
+"""Bring messages back from the sidelines of handler queues.
 
 fire from the sideline (stamped) ──► load into main ──► delete from the sideline
 
@@ -49,7 +49,7 @@ OnShoveled = Callable[[str, str, int], None]
 
 @dataclass(slots=True)
 class ShovelPass:
-    """A pass over a sideline: `left` of the entries it had at the start, without later ones."""
+    """Pass over a sideline: `left` of the entries that it had at the start, without later ones."""
 
     left: int
     schedule: ShovelSettings
@@ -57,7 +57,7 @@ class ShovelPass:
 
 
 class QueueShovel:
-    """Shovels each queue's sideline when it is due. Keeps schedules: each term needs a new one."""
+    """Shovel each queue's sideline when it is due. Keeps schedules: each term needs a new one."""
 
     name = "shovel of handler queues"
 

@@ -1,4 +1,4 @@
-"""Rescues messages of handler queues that were fired and never finished."""
+"""Rescue messages of handler queues that were fired and never finished."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ _QUEUE_ERRORS: Final = (MagazineUnavailableError, MagazineMissingError, TooLarge
 
 
 class QueueSweeper:
-    """A task of one epoch: the store refuses an older one (StaleEpochError), which changes nothing.
+    """Sweep in one epoch: the store refuses an older one (StaleEpochError), which changes nothing.
 
     Stuck messages of the main magazine go to the sideline. Those of the sideline, whose shovel
     died, are reloaded there. All queues are swept periodically, and single magazines by a job.

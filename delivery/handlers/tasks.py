@@ -1,4 +1,4 @@
-"""Maintenance tasks of handler queues: reconciler, deletions, shovel and sweeper."""
+"""Run the maintenance of handler queues: reconciler, deletions, shovel and sweeper."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ MIN_ORPHAN_RECORD_AGE: Final = timedelta(minutes=10)
 
 
 class QueueReconciler:
-    """Makes records and magazines in the store agree with the queues in PostgreSQL.
+    """Make records and magazines in the store agree with the queues in PostgreSQL.
 
     Requests the deletion of those that expired, and completes a deletion whose job has failed.
     """
@@ -179,7 +179,7 @@ class QueueReconciler:
 
 
 class QueueDeletions:
-    """Runs the jobs that delete queues: a queue may have millions of messages.
+    """Run the jobs that delete queues: a queue may have millions of messages.
 
     Several organisations have one at a time each, so that none waits for all queues of another. A
     deletion cannot stop before its end.
@@ -217,7 +217,7 @@ async def delete_with_magazines(engine: AsyncEngine, magazines: Magazines, name:
 
 
 class QueueTasks:
-    """Creates the tasks of handler queues."""
+    """Create the tasks of handler queues."""
 
     def __init__(self, magazines: Magazines, metrics: Metrics) -> None:
         self._magazines = magazines

@@ -1,4 +1,4 @@
-"""Sidelines: dead letters of subscriptions, as rows in PostgreSQL with entries in a magazine.
+"""Keep dead letters of subscriptions, as rows in PostgreSQL with entries in a magazine.
 
     sideline        row `sidelined`, no slot ─── loader ──► magazine entry ──► slot in the row
     shovel, purge   take entry ──► move row and delivery in one statement ──► delete entry

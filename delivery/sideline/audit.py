@@ -1,4 +1,4 @@
-"""Compares the rows of sidelines with their magazine entries. PostgreSQL is the truth."""
+"""Compare the rows of sidelines with their magazine entries. PostgreSQL is the truth."""
 
 import logging
 from collections import Counter, defaultdict
@@ -34,7 +34,7 @@ ROUND_S: Final = 60.0
 
 @dataclass(slots=True)
 class AuditResult:
-    """Counts of an audit.
+    """Count what an audit found.
 
     `lost`: rows whose entry is not in the magazine, to be loaded again; `stale`: rows of deliveries
     that are no longer sidelined; `orphans`: entries that no row names; `repaired`: they were fixed.
@@ -79,7 +79,7 @@ class _AuditProgress:
 
 
 class SidelineAudit:
-    """Checks every row, and every entry of magazines whose depth differs from their rows.
+    """Check every row, and every entry of magazines whose depth differs from their rows.
 
     `run` does so in turns of organisations: a turn is one batch of rows, or a few of entries. The
     organisations that are done are audited again each minute, while larger ones go on.

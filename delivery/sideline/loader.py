@@ -1,4 +1,4 @@
-"""Loads sidelined deliveries into the magazines of their subscriptions."""
+"""Load sidelined deliveries into the magazines of their subscriptions."""
 
 import json
 import logging
@@ -59,7 +59,7 @@ def _timestamp_text(at: datetime | None) -> str | None:
 
 
 class SidelineLoader:
-    """Loads entries and records their slots, in turns of organisations.
+    """Load entries and record their slots, in turns of organisations.
 
     A turn is one batch, of a bounded number of subscriptions. So an organisation waits for one turn
     of each other one, however much of theirs is sidelined. Interrupted, it leaves rows without a

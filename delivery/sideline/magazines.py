@@ -1,4 +1,4 @@
-"""The sideline magazines of subscriptions, opened once a process."""
+"""Open the sideline magazines of subscriptions, once a process."""
 
 from collections import OrderedDict
 from typing import Final
@@ -20,7 +20,7 @@ def sideline_magazine_name(subscription: SubscriptionId) -> MagazineName:
 
 
 class SidelineMagazineCache:
-    """Opens and creates them. Errors are those of `Magazines` and `SidelineEntries`."""
+    """Open and create sideline magazines. Errors: of `Magazines` and `SidelineEntries`."""
 
     def __init__(self, magazines: Magazines, sidelines: SidelineEntries) -> None:
         self._magazines = magazines

@@ -1,4 +1,4 @@
-"""Shovels or purges deliveries of a sideline: selected in PostgreSQL, moved in batches.
+"""Shovel or purge deliveries of a sideline: selected in PostgreSQL, moved in batches.
 
 take the entry (stamped) ──► one statement (`sidelined`, g → `queued`, g + 1) ──► delete the entry
 """
@@ -43,7 +43,7 @@ OnProgress = Callable[[Counter[str]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShovelRequest:
-    """The deliveries of a sideline to shovel or purge, and how fast; the arguments of a job."""
+    """Select deliveries of a sideline to shovel or purge, and how fast; the arguments of a job."""
 
     subscription: SubscriptionId
     selection: SidelineFilter
@@ -115,7 +115,7 @@ class SidelineWalk:
 
 
 class SidelineShovel:
-    """Runs shovel requests. Errors are those of PostgreSQL and the magazine; moved rows stay moved.
+    """Run shovel requests. Errors are those of PostgreSQL and the magazine; moved rows stay moved.
 
     A run after a crash starts at the front: deliveries that were moved are not there any more.
     """

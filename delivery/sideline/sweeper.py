@@ -1,4 +1,4 @@
-"""Rescues entries of a magazine that were taken and never finished, and those of sidelines."""
+"""Rescue entries of a magazine that were taken and never finished, and those of sidelines."""
 
 import asyncio
 import logging
@@ -74,7 +74,7 @@ MAX_CONCURRENT_SIDELINES: Final = 64
 
 
 class SidelineSweeper:
-    """A task of one epoch: the store refuses an older one (StaleEpochError), which changes nothing.
+    """Sweep in one epoch: the store refuses an older one (StaleEpochError), which changes nothing.
 
     A stuck entry that its row still names is reloaded; any other is deleted. All sidelines are
     swept periodically, and single ones by a job; both use the same epoch.

@@ -1,4 +1,4 @@
-"""Maintenance tasks of sidelines: loader, audit, sweeper, jobs and scheduled shovels."""
+"""Run the maintenance of sidelines: loader, audit, sweeper, jobs and scheduled shovels."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ class _SlicedRun:
 
 
 class SidelineJobRunner:
-    """Runs shovel and purge jobs. An interrupted job continues with what the sideline then has.
+    """Run shovel and purge jobs. An interrupted job continues with what the sideline then has.
 
     So a result counts what all runs have moved, and what the last one has left. What moves
     deliveries counts them, too: no kill and no broken connection loses a count.
@@ -146,7 +146,7 @@ class SidelineJobRunner:
 
 
 class ShovelScheduler:
-    """Creates a job for each due shovel schedule, like one that a user requests."""
+    """Create a job for each due shovel schedule, like one that a user requests."""
 
     name = "scheduled shovels"
 
@@ -212,7 +212,7 @@ class ShovelScheduler:
 
 
 class SidelineTasks:
-    """Creates the tasks of sidelines."""
+    """Create the tasks of sidelines."""
 
     def __init__(self, magazines: Magazines, metrics: Metrics) -> None:
         self._magazines = magazines

@@ -1,4 +1,4 @@
-"""Turns of organisations at work on their sidelines, so that none waits for all of another's."""
+"""Take turns of organisations at work on their sidelines, so that none waits for all of another."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ MAX_WAITING: Final = 1000
 
 @dataclass(slots=True)
 class _Waiting:
-    """The subscriptions of an organisation behind the one it had last, and those before that."""
+    """Hold an organisation's subscriptions behind the one it had last, and those before that."""
 
     behind: deque[SubscriptionId] = field(default_factory=deque)
     before: deque[SubscriptionId] = field(default_factory=deque)
