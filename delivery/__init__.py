@@ -1,1 +1,1 @@
-"""Delivery: every way in which a stored message leaves, and the services that keep it going."""
+"""Deliver stored messages in every way they leave, and keep the services for it going."""

@@ -1,4 +1,4 @@
-"""The checks of `rooms doctor`: stores, broker queues, claims, deliveries, sidelines."""
+"""Run the checks of `rooms doctor`: stores, broker queues, claims, deliveries, sidelines."""
 
 import asyncio
 from collections import defaultdict
@@ -68,7 +68,7 @@ def _always_continue() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
-    """The number of differences of one kind in a part, and how many of them were repaired.
+    """Count differences of one kind in a part, and how many of them were repaired.
 
     `examples`: ids of some; `self_healing`: no fault, since maintenance will repair them;
     `unavailable`: the part does not answer, so that nothing is known and a repair is refused;
@@ -92,7 +92,7 @@ class DoctorFinding:
 
 
 class BrokerQueueCheck:
-    """Compares an external broker's queues with the rows that were sent. BrokerUnavailableError."""
+    """Compare an external broker's queues with the rows that were sent. BrokerUnavailableError."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class BrokerQueueCheck:
 
 
 class ClaimCheck:
-    """Finds claimed deliveries whose workers keep dying. Errors are those of `CrashLoops`."""
+    """Find claimed deliveries whose workers keep dying. Errors are those of `CrashLoops`."""
 
     def __init__(self, crash_loops: CrashLoops) -> None:
         self._crash_loops = crash_loops
@@ -278,7 +278,7 @@ class ClaimCheck:
 
 
 class DeliveryCheck:
-    """Checks every delivery and its work row. Errors are those of `IntegrityCheck`."""
+    """Check every delivery and its work row. Errors are those of `IntegrityCheck`."""
 
     def __init__(self, integrity: IntegrityCheck, on_repaired: Callable[[], None]) -> None:
         """Create it; `on_repaired` is called after each batch that may have queued work."""
@@ -350,7 +350,7 @@ class DeliveryCheck:
 
 
 class SidelineCheck:
-    """Compares sidelines with their magazines. Errors are those of magazines and PostgreSQL."""
+    """Compare sidelines with their magazines. Errors are those of magazines and PostgreSQL."""
 
     def __init__(self, make_audit: Callable[[], SidelineAudit], loader: SidelineLoader) -> None:
         """Create it; `make_audit` returns a new audit: a used one skips what it has checked."""
@@ -398,7 +398,7 @@ def _lower_counts(one: AuditResult, other: AuditResult) -> AuditResult:
 
 
 class StoreCheck:
-    """Checks that each store answers, all at the same time."""
+    """Check that each store answers, all at the same time."""
 
     def __init__(
         self, probes: Mapping[str, Probe], addresses: Mapping[str, str], logs: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Checks of deliveries that the broker had and PostgreSQL did not, after it was restored.
+"""Check deliveries that the broker had and PostgreSQL did not, after it was restored.
 
 `OrphanCheck` reports those that were sidelined as orphans, and how to bring them back.
 
@@ -43,7 +43,7 @@ _ADVICE_WITHOUT_REPAIR: Final = (
 
 
 class OrphanCheck:
-    """Reports sidelined orphans, not as faults: the operator decides whether to send them."""
+    """Report sidelined orphans, not as faults: the operator decides whether to send them."""
 
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
@@ -112,7 +112,7 @@ class _TakenCounts:
 
 
 class SurplusTaskCheck:
-    """Compares depths of PULL queues with sent rows. BrokerUnavailableError."""
+    """Compare depths of PULL queues with sent rows. BrokerUnavailableError."""
 
     def __init__(
         self,

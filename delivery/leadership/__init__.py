@@ -1,4 +1,4 @@
-"""Leader election, and the assignment of partitions to the members of an installation.
+"""Elect a leader, and assign partitions to the members of an installation.
 
     member ─► leader? ── assigns partitions ─► assigned ── takes the hold ─► epoch(partition)
                           (assignment.py)                  (one holder)      asked before every act

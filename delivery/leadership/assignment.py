@@ -1,4 +1,4 @@
-"""Assignment of partitions to members."""
+"""Assign partitions to members."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle

@@ -1,4 +1,4 @@
-"""Detects dead processes of this machine by the kernel, sooner than their leases end."""
+"""Detect dead processes of this machine by the kernel, sooner than their leases end."""
 
 import os
 from functools import cache

@@ -1,4 +1,4 @@
-"""The membership of one process, for every store: its task, and its holds with their deadline.
+"""Keep the membership of one process, for every store: its task, and its holds with their deadline.
 
 The holds are in memory, so that `epoch` answers without waiting for the store.
 """
@@ -13,7 +13,7 @@ from rooms.ports import Clock
 
 
 class LocalHolds:
-    """The holds of one member under one deadline. Used only on the event loop's thread."""
+    """Keep the holds of one member under one deadline. Used only on the event loop's thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -79,7 +79,7 @@ MEMBERSHIP_OUTAGE: Final = "attempts to join the election failed"
 
 
 class MembershipTask(ABC):
-    """A `Membership` that takes part while it is entered.
+    """Run a `Membership` that takes part while it is entered.
 
     Leaving waits for the store for `leave_s` at most; afterwards there are no holds in any case.
     """

@@ -1,4 +1,4 @@
-"""An election in PostgreSQL: a session lock for the leader, a row for each member and each hold.
+"""Elect by PostgreSQL: a session lock for the leader, a row for each member and each hold.
 
 A member's lease is a time in its row, which every heartbeat extends durably, by the server's clock.
 A leader evicts a member by deleting the row. An eviction and a heartbeat cannot overlap: the later
@@ -146,7 +146,7 @@ SELECT m.name, m.host, m.pid, m.since, ARRAY(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatConfig:
-    """Times of heartbeats.
+    """Hold times of heartbeats.
 
     `lease_s`: silence after which others may take over, and the server ends the session; `trust_s`:
     shorter time after sending a heartbeat for which its answer is trusted; `ping_s`: between two
@@ -166,18 +166,18 @@ _HEARTBEAT: Final = HeartbeatConfig()
 
 
 class _EvictedError(Exception):
-    """The leader has evicted this member."""
+    """Report that the leader has evicted this member."""
 
 
 class _Membership(NamedTuple):
-    """Members as (id, process, whether the lease is over), and partitions as (name, member)."""
+    """Hold members (id, process, whether the lease is over) and partitions (name, member)."""
 
     members: Sequence[tuple[int, str | None, bool]]
     partitions: Sequence[tuple[str, int | None]]
 
 
 class PostgresElection:
-    """The election of the installation with this database."""
+    """Hold an election for the installation with this database."""
 
     def __init__(
         self, url: str, *, member: str, clock: Clock, heartbeat: HeartbeatConfig = _HEARTBEAT
@@ -213,7 +213,7 @@ class PostgresElection:
 
 
 class PostgresMembership(MembershipTask):
-    """One member: sends heartbeats, takes and releases holds, and leads if elected."""
+    """Take part as a member: send heartbeats, take and release holds, and lead if elected."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class PostgresMembership(MembershipTask):
 
 
 class _MemberSession:
-    """The statements of one connection, each with a timeout of `trust_s`."""
+    """Run the statements of one connection, each with a timeout of `trust_s`."""
 
     def __init__(
         self, connection: Connection, member: str, clock: Clock, heartbeat: HeartbeatConfig

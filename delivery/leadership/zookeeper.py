@@ -1,4 +1,4 @@
-"""An election in ZooKeeper, on the paths of IgnisMQ and one more for holds.
+"""Elect by ZooKeeper, on the paths of IgnisMQ and one more for holds.
 
     /{client}-ignis-workers/{client}/
         loadbalancer-leader/member-0000000007   ephemeral, in order of arrival: the first one leads
@@ -59,7 +59,7 @@ def epoch_of(hold_czxid: int, origin: tuple[int, int]) -> int:
 
 
 class ZooKeeperElection:
-    """The election of the installation `client`; several may share a ZooKeeper."""
+    """Hold an election for the installation `client`; several may share a ZooKeeper."""
 
     def __init__(self, url: ZooKeeperUrl, *, client: str, member: str, clock: Clock) -> None:
         self._url = url
@@ -133,7 +133,7 @@ class ZooKeeperElection:
 
 
 class ZooKeeperMembership(MembershipTask):
-    """One member: sends heartbeats, takes and releases holds, and leads if elected."""
+    """Take part as a member: send heartbeats, take and release holds, and lead if elected."""
 
     def __init__(
         self, url: ZooKeeperUrl, base: str, partitions: Sequence[str], *, member: str, clock: Clock
@@ -238,7 +238,7 @@ class ZooKeeperMembership(MembershipTask):
 
 
 class _LeaderRole:
-    """A session's contender node, and the leader's work of the first contender."""
+    """Hold a session's contender node, and do the leader's work as the first contender."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class _LeaderRole:
         self._refresh_at = 0.0
 
     async def lead_if_first(self, partitions: Sequence[str]) -> None:
-        """If this member is the first contender, renew its leadership and write assignments."""
+        """Renew the leadership and write assignments, if this member is the first contender."""
         path = f"{self._base}/loadbalancer-leader"
         if not self._is_leader:
             contenders, _ = await self._session.children(path, watch=True)

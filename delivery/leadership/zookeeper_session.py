@@ -1,4 +1,4 @@
-"""A ZooKeeper session on the event loop. Only this module imports kazoo.
+"""Keep a ZooKeeper session on the event loop. Only this module imports kazoo.
 
 kazoo's threads reach the loop through one bridge, which coalesces wake-ups.
 """
@@ -37,7 +37,7 @@ ChangeKind = Literal["create", "set", "delete"]
 
 
 class LoopBridge:
-    """Runs calls from other threads on the loop that is running when it is created."""
+    """Run calls from other threads on the loop that is running when it is created."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -96,7 +96,7 @@ def _complete(future: asyncio.Future[Any], value: Any, error: BaseException | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChange:
-    """A change of a persistent node."""
+    """Describe a change of a persistent node."""
 
     path: str
     kind: ChangeKind
@@ -104,7 +104,7 @@ class NodeChange:
 
 
 class ZooKeeperSession:
-    """One session: requests, watches that wake `wait_event`, and a callback on a lost connection.
+    """Hold a session: requests, watches that wake `wait_event`, a callback on a lost connection.
 
     Requests raise ElectionUnavailableError.
     """
@@ -156,7 +156,7 @@ class ZooKeeperSession:
             raise ElectionUnavailableError("ZooKeeper does not answer") from exc
 
     async def wait_over(self) -> None:
-        """After a lost connection, wait a limited time until it is back or the session expired."""
+        """Wait, after a lost connection, a limited time until it is back or the session expired."""
         if self.was_lost:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ABANDON_AFTER_SESSIONS * self.timeout_s):

@@ -209,7 +209,7 @@ class BrokerIntakeConsumer:
 
     @property
     def worker_id(self) -> int:
-        """The writer id that marks this consumer's claims."""
+        """Return the writer id that marks this consumer's claims."""
         return self._writer.id
 
     @property

@@ -24,7 +24,7 @@ Span = tuple[int, int | None]
 
 
 class StepLimitError(Exception):
-    """A search would take more steps than it may."""
+    """Report that a search would take more steps than it may."""
 
 
 class Steps:

@@ -98,7 +98,7 @@ class HttpSender:
         organisation: OrganisationId,
         timeout_s: float,
     ) -> AttemptResult:
-        """POST `body` to `target`; see the port.
+        """Send `body` to `target` by POST; see the port.
 
         ResourceShortageError: this process or machine cannot connect to anything right now.
         """
