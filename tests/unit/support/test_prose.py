@@ -8,6 +8,7 @@ from tests.support.prose import (
     check,
     check_entries,
     check_lines,
+    check_openings,
     files_in,
     main,
     markdown_passages,
@@ -158,6 +159,24 @@ def test_lines_of_docstrings_and_comments_are_short_and_those_of_sql_need_not_be
         ]
     )
     assert [finding.line for finding in check_lines("a.py", source)] == [1, 4, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('"""Read a log."""\n', []),
+        ('"""A reader of logs."""\n', [1]),
+        ('"""Reads a log."""\n', [1]),
+        ('class A:\n    """Hold a log."""\n', []),
+        ('class A:\n    """The log."""\n', [2]),
+        ('class A:\n    """`b` in memory."""\n', [2]),
+        ('class A:\n    b: int\n    """The number."""\n', []),
+        ('def a(b):\n    """`b`: the log."""\n', []),
+        ('async def a(b):\n    """Reads a log."""\n', [2]),
+    ],
+)
+def test_docstrings_open_with_an_imperative_verb(source: str, lines: list[int]) -> None:
+    assert [finding.line for finding in check_openings("a.py", source)] == lines
 
 
 def test_the_changelog_is_checked_by_the_command(
