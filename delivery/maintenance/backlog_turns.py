@@ -1,4 +1,4 @@
-"""Turns of organisations in what ends by time, while more is due than a batch takes.
+"""Let organisations take turns in what ends by time, while more is due than a batch takes.
 
 Leases and messages end in the order of their times, a batch in a statement. So what one
 organisation let lapse at once would delay all others by as many batches.

@@ -65,8 +65,8 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan',
 _BY_ANY_PLAN: Final = text("""
 SELECT set_config('enable_seqscan', 'on', true), set_config('enable_indexscan', 'on', true)
 """)
-# What was published before the limit was set counts, too: what usage has counted, and the rows of the
-# transactions after its mark. Both are of one snapshot, so each row is in one of them.
+# What was published before the limit was set counts, too: what usage has counted, and the rows of
+# the transactions after its mark. Both are of one snapshot, so each row is in one of them.
 _SEED: Final = text(f"""
 WITH mark AS MATERIALIZED (
     SELECT counted_xid, since FROM usage_mark WHERE coalesce(system, '') IN ('', (SELECT system_identifier::text FROM pg_control_system()))

@@ -34,12 +34,12 @@ VERBS: Final = frozenset(
     Replace Replay Report Represent Request Require Rescue Resend Reserve Reset Resolve Respond
     Restore Restrict Resume Retain Retire Retry Return Revert Revoke Reword Rework Rewrite Roll
     Rotate Round Route Run Sample Sanitise Save Say Scan Schedule Score Seal Search Select Send
-    Separate Serve Set Settle Share Shorten Shovel Show Sideline Sign Skip Sleep Snooze Sort Spend
-    Split Stack Stage Stamp Stand Standardise Start State Stay Stop Store Stream Strip Submit
-    Subscribe Suggest Sum Summarise Summarize Supervise Supply Support Suspend Swap Sweep Switch
-    Synchronise Take Test Tidy Total Touch Trace Track Transform Translate Treat Trigger Trim
-    Trust Try Turn Unblock Undo Unify Unlock Update Upgrade Upload Use Validate Verify Visit Wait
-    Wake Walk Warn Watch Wire Withhold Word Wrap Write Yield
+    Separate Serve Set Settle Share Shorten Shovel Show Sideline Sign Signal Simulate Skip Sleep
+    Snooze Sort Spend Split Stack Stage Stamp Stand Standardise Start State Stay Stop Store Stream
+    Strip Submit Subscribe Suggest Sum Summarise Summarize Supervise Supply Support Suspend Swap
+    Sweep Switch Synchronise Take Test Tidy Total Touch Trace Track Transform Translate Treat
+    Trigger Trim Trust Try Turn Unblock Undo Unify Unlock Update Upgrade Upload Use Validate
+    Verify Visit Wait Wake Walk Warn Watch Wire Withhold Word Wrap Write Yield
     """.split()  # noqa: SIM905 - a list would have a line for each
 )
 _FIRST: Final = re.compile(r"\s*([^\W\d_]+)(?![\w'-])")

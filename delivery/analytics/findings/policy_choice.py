@@ -211,7 +211,7 @@ def _reproduces(simulated: PolicyEffect, measured: PolicyEffect, arrivals: Arriv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
-    """A policy, and the simulation of its shape with at least as many attempts."""
+    """Hold a policy, and the simulation of its shape with at least as many attempts."""
 
     policy: Policy
     simulated: Simulation
@@ -223,7 +223,7 @@ class _Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Simulated policies over one sample; the first is the deployed one."""
+    """Hold simulated policies over one sample; the first is the deployed one."""
 
     sample: Sample
     paths: AvailabilityPaths

@@ -193,7 +193,7 @@ def _episodes(bins: Floats | Ints) -> Ints:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """Sums of a simulation by path, episode and number of redeliveries that the policy has.
+    """Hold sums of a simulation by path, episode and the number of redeliveries of the policy.
 
     The redeliveries run from none to as many as offsets were simulated.
     """

@@ -21,7 +21,7 @@ PROPERTIES: Final = """CASE WHEN m.ordering_key IS NOT NULL OR m.business_key IS
         OR m.publisher_organisation_id IS NOT NULL OR m.publisher_id IS NULL
         THEN json_build_array(m.ordering_key, m.business_key, m.publisher_organisation_id, m.application,
             m.publisher_id IS NOT NULL)::text END"""
-"""The properties of the message `m`, as `parse_properties` reads it; null: it is a plain message."""
+"""The properties of the message `m` for `parse_properties`; null: it is a plain message."""
 
 # As in `rooms.db.queue.outcomes`: by the least and the greatest id only these deliveries' days are
 # opened.

@@ -140,8 +140,8 @@ def advance_ordering(
     They queue the next delivery in each key whose head ended. `ended` selects (room_id, id) of what
     has just ended, heads or not. `logged` counts the log rows that the statement itself writes.
     Those written here are counted by `RELEASED_COUNT`, which must be added to its first column.
-    `mode_parameters` are the texts of the parameters push, pull and lookahead, `writer` those of the
-    writer's id and next number.
+    `mode_parameters` are the texts of the parameters push, pull and lookahead, `writer` those of
+    the writer's id and next number.
     """
     return _ADVANCE_CTES.format(ended=ended, reason=Reason.ORDER) + _release_next(
         mode_parameters, writer, logged

@@ -76,7 +76,8 @@ WITH l AS (
 ), {_changed_with_event(OperationalEvent.ENDPOINT_RECOVERED, _SUCCEEDED)}"""  # noqa: S608 - constants of this package
 
 # Disabling and its event are one statement. The owner of the room sees no more of another
-# organisation's endpoint than its host: `delivery.maintenance.operational_events` leaves out the rest.
+# organisation's endpoint than its host: `delivery.maintenance.operational_events` leaves out
+# the rest.
 _TARGET: Final = "substring(push_url FROM '^[^:]+://[^/?]+')"
 # Like that of `rooms.db.catalog.subscription_states`: no secret, header or path.
 _SNAPSHOT: Final = f"""jsonb_build_object('name', name, 'type', type, 'version', version, 'event_types', event_types, 'filter', filter,
