@@ -5,6 +5,6 @@
 | module | what it has |
 | --- | --- |
 | `stage` | PostgreSQL, Artemis, ZooKeeper and a service whose connections pass through test proxies |
-| `faults` | kills, freezes, cuts, full and slow disks, clock steps: each begins and ends |
+| `faults` | kills, stops, freezes, cuts, full and slow disks, clock steps: each begins and ends |
 | `accounting` | what was accepted against what arrived |
 """

@@ -37,16 +37,16 @@ def _nothing() -> None:
     return
 
 
-def _kill_process(stage: Stage, name: str) -> Fault:
-    killed: list[int] = []
+def _end_process(stage: Stage, kind: str, name: str, number: signal.Signals) -> Fault:
+    ended: list[int] = []
 
     def begin() -> None:
-        killed.append(stage.service.kill(name))
+        ended.append(stage.service.kill(name, number))
 
     def end() -> None:
-        stage.service.await_another(name, killed[-1])
+        stage.service.await_another(name, ended[-1])
 
-    return Fault("kill", name, 0.0, begin, end)
+    return Fault(kind, name, 0.0, begin, end)
 
 
 def _freeze_process(stage: Stage, name: str) -> Fault:
@@ -106,11 +106,13 @@ def draw(stage: Stage, kinds: Sequence[str], dice: random.Random) -> Fault:
         case "kill" if dice.random() < len(stage.processes) / (
             len(stage.processes) + len(stage.servers)
         ):
-            return _kill_process(stage, process)
+            return _end_process(stage, "kill", process, signal.SIGKILL)
         case "kill":
             return Fault(
                 "kill", server, 3.0, stage.servers[server].kill, stage.servers[server].start
             )
+        case "stop":
+            return _end_process(stage, "stop", process, signal.SIGTERM)
         case "freeze" if dice.random() < 0.5:
             return _freeze_process(stage, process)
         case "freeze":
@@ -129,7 +131,7 @@ def draw(stage: Stage, kinds: Sequence[str], dice: random.Random) -> Fault:
             return _step(stage, dice.choice(list(stage.clocks)), dice)
 
 
-KINDS: Final = ("kill", "freeze", "cut", "silence", "full disk", "slow disk", "clock")
+KINDS: Final = ("kill", "stop", "freeze", "cut", "silence", "full disk", "slow disk", "clock")
 
 
 def kinds_of(stage: Stage) -> Sequence[str]:

@@ -79,10 +79,10 @@ class Service(Client):
             else None
         )
 
-    def kill(self, name: str) -> int:
-        """`kill -9` one of PROCESSES; the number it had."""
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """End one of PROCESSES by a signal; the number it had."""
         pid = until(lambda: self.pid(name), f"{name} to run")
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         assert process_table.wait_gone(pid, STOP_S)
         return pid
 
