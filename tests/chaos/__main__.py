@@ -29,7 +29,7 @@ def folder_of(*, keep: bool) -> Iterator[str]:
 
 
 def main() -> int:
-    """Run each shape for its share of the time; 1: something was lost, or answered as it should not be."""
+    """Run each shape for its share of the time; 1: something was lost, or answered as it should not be, or an event loop stood still."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="in all (default: 10)")
     parser.add_argument("--shape", choices=SHAPES, help="one shape only")

@@ -25,13 +25,21 @@ class Account:
     """Calls to an endpoint that had answered 2xx for that delivery before."""
     unexpected: Sequence[str]
     """Answers that neither accept nor ask to come again."""
+    stalls: Sequence[str]
+    """What the processes logged of event loops that stood still."""
 
     @property
     def holds(self) -> bool:
-        return not any(self.lost.values()) and not self.unexpected
+        return not (any(self.lost.values()) or self.unexpected or self.stalls)
 
 
-def account(load: Load, sink: Sink, hooks: Mapping[Hook, Sequence[str]], queue: str) -> Account:
+def account(
+    load: Load,
+    sink: Sink,
+    hooks: Mapping[Hook, Sequence[str]],
+    queue: str,
+    stalls: Sequence[str],
+) -> Account:
     """Compare. `hooks`: for each webhook the deliveries that it answered with 2xx, in order."""
     accepted = set(load.accepted.values())
     lost = {queue: sorted(accepted - load.received)}
@@ -58,4 +66,5 @@ def account(load: Load, sink: Sink, hooks: Mapping[Hook, Sequence[str]], queue: 
         doubled=doubled,
         after_success=after_success,
         unexpected=load.unexpected,
+        stalls=stalls,
     )

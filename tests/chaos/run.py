@@ -70,7 +70,11 @@ def run(
             complete_s = time.monotonic() - began
         stood_still = stall_guard.logged(*stage.service.logs())
         result = account(
-            load, sink, {hook: one.succeeded for hook, one in behaviours.items()}, queue
+            load,
+            sink,
+            {hook: one.succeeded for hook, one in behaviours.items()},
+            queue,
+            stood_still,
         )
     say(
         f"{shape}: {made.total()} faults: {', '.join(f'{kind} {times}' for kind, times in made.most_common())}"

@@ -13,6 +13,9 @@ from itertools import count
 from random import Random
 from typing import Any, Final
 
+from rooms.loop_watchdog import Stall, watch_loop
+from tests.support import stall_guard
+
 _SHOWN: Final = 2_000
 
 
@@ -46,14 +49,30 @@ async def attack(
     AssertionError names the case that broke a promise, and the command that runs it again.
     """
     outcomes: Counter[str] = Counter()
+    stalls: list[Stall] = []
     until = None if seconds is None else time.monotonic() + seconds
     async with suite.target(database_url) as run:
-        for number in count() if cases is None else range(cases):
-            if until is not None and time.monotonic() >= until:
-                break
-            await _run_case(suite, run, seed, number, outcomes)
-            await asyncio.sleep(0)  # a target may wait for nothing, and each case is a turn
+        with watch_loop(stalls.append, threshold_s=stall_guard.THRESHOLD_S):
+            for number in count() if cases is None else range(cases):
+                if until is not None and time.monotonic() >= until:
+                    break
+                await _run_case(suite, run, seed, number, outcomes)
+                await asyncio.sleep(0)  # a target may wait for nothing, and each case is a turn
+                _assert_none(stalls, f"{_again(suite, seed, number)}, or a case just before")
+        _assert_none(stalls, f"{suite.name}, seed {seed}, the last cases")
     return outcomes
+
+
+def _assert_none(stalls: list[Stall], where: str) -> None:
+    """Fail where the loop stood still, but for what the attack itself did."""
+    try:
+        stall_guard.assert_none(stalls)
+    except AssertionError as exc:
+        raise AssertionError(f"{where}\n{exc}") from None
+
+
+def _again(suite: Suite, seed: int, number: int) -> str:
+    return f"python -m tests.faults.hostile {suite.name} --seed {seed} --case {number}"
 
 
 async def replay(suite: Suite, database_url: str, *, seed: int, number: int) -> Counter[str]:
@@ -76,6 +95,6 @@ async def _run_case(
         async with asyncio.timeout(suite.case_s):
             outcomes[await run(case)] += 1
     except Exception as exc:
-        again = f"python -m tests.faults.hostile {suite.name} --seed {seed} --case {number}"
+        again = _again(suite, seed, number)
         shown = repr(case)[:_SHOWN]
         raise AssertionError(f"{again}\n{type(exc).__name__}: {exc}\ncase: {shown}") from exc

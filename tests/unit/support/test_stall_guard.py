@@ -5,10 +5,15 @@ import functools
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import pytest
 
 from rooms.loop_watchdog import COLLECTION, UNKNOWN_CAUSE, Stall
+from tests.faults.hostile.suite import Suite, attack
 from tests.support import stall_guard
 
 BLOCK = functools.partial(time.sleep, 1.5)
@@ -67,3 +72,42 @@ async def test_a_test_that_waits_for_a_program_does_not_fail() -> None:
         run_program()
 
     await asyncio.wait_for(asyncio.to_thread(lambda: asyncio.run(stall_guard.watched(test)())), 30)
+
+
+@pytest.mark.blocking("the stall is within")
+def test_a_synchronous_test_fails_where_a_loop_that_it_runs_is_kept() -> None:
+    async def main() -> str:
+        await asyncio.sleep(0.15)
+        asyncio.get_running_loop().call_soon(BLOCK)
+        await asyncio.sleep(0.15)
+        return "done"
+
+    def test() -> None:
+        assert asyncio.run(main()) == "done"
+
+    def in_a_thread() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(test).result()  # whose frames are not those of a test
+
+    with pytest.raises(AssertionError, match=stall_guard.LOGGED):
+        stall_guard.watched_runners(in_a_thread)()
+
+
+@pytest.mark.blocking("the stall is within")
+async def test_an_attack_fails_where_a_case_keeps_the_loop() -> None:
+    @asynccontextmanager
+    async def target(_: str) -> AsyncIterator[Callable[[float], Awaitable[str]]]:
+        async def run(seconds: float) -> str:
+            asyncio.get_running_loop().call_soon(functools.partial(time.sleep, seconds))
+            await asyncio.sleep(0.15)
+            return "slept"
+
+        yield run
+
+    async def attacked(seconds: float) -> Counter[str]:
+        suite = Suite(name="sleeps", cases=2, generate=lambda _: seconds, target=target)
+        return await attack(suite, "", seed=1, cases=2)
+
+    assert await attacked(0.0) == {"slept": 2}
+    with pytest.raises(AssertionError, match=f"sleeps.*(?s:.)*{stall_guard.LOGGED}"):
+        await attacked(0.8)
