@@ -26,7 +26,7 @@ class Account:
     unexpected: Sequence[str]
     """Answers that neither accept nor ask to come again."""
     stalls: Sequence[str]
-    """What the processes logged of event loops that stood still."""
+    """Lines of the logs about event loops that stood still."""
 
     @property
     def holds(self) -> bool:
