@@ -109,6 +109,8 @@ class FieldProblem:
 
     field: str
     message: str
+    bound: str | None = None
+    """The kind of bound that it exceeds: `schema` or `filter`; refusals are counted by it."""
 
 
 class InvalidError(PermanentError):

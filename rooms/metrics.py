@@ -73,6 +73,12 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self.bounds_refused = Counter(
+            "rooms_bounds_refused",
+            "Schemas and filters refused when made, as they exceed a bound, by kind.",
+            ["bound"],
+            registry=registry,
+        )
         self.ordering_repaired = Counter(
             "rooms_order_mended",
             "Ordering keys without a head that maintenance repaired.",

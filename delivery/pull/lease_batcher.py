@@ -9,7 +9,7 @@ kind. Tenants take turns, among the exclusive queues and among all others.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Final, Generic
 
 from delivery.pull.wait_queue import (
@@ -128,7 +128,7 @@ class LeaseBatcher(Generic[Key, Message]):
         return self._arrived < self._last_served
 
     def next_batches(self) -> Iterator[LeaseBatch[Key, Message]]:
-        """Begin the statements that may run now; each must be passed to `run`, then to `end`."""
+        """Begin the statements that may run now; `run`, `distribute` and `end` each."""
         if not self._exclusive_in_flight and (queue := self._next_exclusive()) is not None:
             self._exclusive_in_flight = True
             self._arrived = 0
@@ -175,15 +175,17 @@ class LeaseBatcher(Generic[Key, Message]):
     ) -> tuple[WaitQueue[Key, Message], LeaseRequest[Key]]:
         return queue, queue.begin(max_messages, next(self._numbers))
 
-    async def run(
-        self, batch: LeaseBatch[Key, Message]
-    ) -> AsyncIterator[tuple[WaitQueue[Key, Message], BatchOutcome[Message]]]:
-        """Run a statement, and yield each of its queues with the outcome."""
-        outcomes: Sequence[LeaseOutcome[Message]]
+    async def run(self, batch: LeaseBatch[Key, Message]) -> Sequence[LeaseOutcome[Message]]:
+        """Run a statement, and return what it leased for each queue, or why it did not."""
         try:
-            outcomes = await self._acquire([request for _, request in batch])
+            return await self._acquire([request for _, request in batch])
         except Exception as exc:  # noqa: BLE001 - the waiting consumers get any error
-            outcomes = [LeaseOutcome(error=exc)] * len(batch)
+            return [LeaseOutcome(error=exc)] * len(batch)
+
+    def distribute(
+        self, batch: LeaseBatch[Key, Message], outcomes: Sequence[LeaseOutcome[Message]]
+    ) -> Iterator[tuple[WaitQueue[Key, Message], BatchOutcome[Message]]]:
+        """Share out what a statement leased, and yield each queue with the result."""
         self._last_served = 0
         for (queue, _), outcome in zip(batch, outcomes, strict=True):
             batch_outcome = queue.distribute(outcome, self._loop.time())

@@ -271,18 +271,14 @@ class Waiters(Generic[Key, Message]):
             if queue.needs_lease():
                 self._batcher.add(queue)
                 self._schedule_start()
-            else:
-                self._discard(queue)
+            elif self._batcher.discard(queue):
+                self._schedule_start()  # another one may have had to wait for it
         if len(queue.group) > 1:
             self._record_priority(queue)
 
     def _record_priority(self, queue: WaitQueue[Key, Message]) -> None:
         leases = queue.busy or self._batcher.is_queued(queue)
         queue.group.record(queue, queue.dispatcher.top_notified_priority() if leases else IDLE)
-
-    def _discard(self, queue: WaitQueue[Key, Message]) -> None:
-        if self._batcher.discard(queue):
-            self._schedule_start()  # another one may have had to wait for it
 
     def _schedule_start(self) -> None:
         if not self._batcher.should_linger:
@@ -303,7 +299,8 @@ class Waiters(Generic[Key, Message]):
             task.add_done_callback(partial(self._on_lease_end, batch))
 
     async def _lease(self, batch: LeaseBatch[Key, Message]) -> None:
-        async for queue, outcome in self._batcher.run(batch):
+        outcomes = await self._batcher.run(batch)
+        for queue, outcome in self._batcher.distribute(batch, outcomes):
             if outcome.undelivered:
                 self._give_back(queue.key, outcome.undelivered)
             self._dispatch(queue, outcome.notified)
@@ -347,7 +344,8 @@ class Waiters(Generic[Key, Message]):
     def _remove_if_empty(self, queue: WaitQueue[Key, Message]) -> None:
         if len(queue.dispatcher) or queue.busy:
             return
-        self._discard(queue)
+        if self._batcher.discard(queue):
+            self._schedule_start()
         if queue.timer is not None:
             queue.timer.cancel()
         if self._queues.pop(queue.key, None) is not None:

@@ -242,7 +242,10 @@ def _to_response(problem: Problem, headers: Mapping[str, str]) -> Response[Probl
 
 
 def handle_rooms_error(request: Request[Any, Any, Any], error: RoomsError) -> Response[Problem]:
-    """Handle a `RoomsError` for Litestar."""
+    """Handle a `RoomsError` for Litestar, and count a schema or filter beyond a bound."""
+    if isinstance(error, InvalidError):
+        for bound in {problem.bound for problem in error.problems if problem.bound}:
+            request.app.state.services.metrics.bounds_refused.labels(bound).inc()
     return _to_response(*to_problem(error, request.scope["path"]))
 
 

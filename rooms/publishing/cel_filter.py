@@ -161,7 +161,9 @@ class MessageFilter:
         self._clock_s = clock_s
         if len(expression) > MAX_EXPRESSION:
             raise InvalidError(
-                FieldProblem(_FIELD, f"an expression has at most {MAX_EXPRESSION} characters")
+                FieldProblem(
+                    _FIELD, f"an expression has at most {MAX_EXPRESSION} characters", bound="filter"
+                )
             )
         if "\x00" in expression:
             raise InvalidError(FieldProblem(_FIELD, "contains the character U+0000"))
@@ -310,10 +312,12 @@ def _bounded_tree(program: Any) -> Node:
         refused = rejection_reason(tree)
     except (RecursionError, RuntimeError, ValueError) as exc:
         raise InvalidError(
-            FieldProblem(_FIELD, f"its cost cannot be bounded: {_shortened(str(exc))}")
+            FieldProblem(
+                _FIELD, f"its cost cannot be bounded: {_shortened(str(exc))}", bound="filter"
+            )
         ) from exc
     if refused is not None:
-        raise InvalidError(FieldProblem(_FIELD, refused))
+        raise InvalidError(FieldProblem(_FIELD, refused, bound="filter"))
     return tree
 
 

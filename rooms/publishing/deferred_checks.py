@@ -143,7 +143,11 @@ class Checker:
             (outcome,) = await self._sandbox.run(tenant, [SchemaCompile(found.text, field)])
             if outcome.late:
                 raise InvalidError(
-                    FieldProblem(field, f"takes longer than {self._sandbox.cpu_ms} ms to compile")
+                    FieldProblem(
+                        field,
+                        f"takes longer than {self._sandbox.cpu_ms} ms to compile",
+                        bound="schema",
+                    )
                 )
             if outcome.problems:
                 raise InvalidError(*(FieldProblem(*problem) for problem in outcome.problems))

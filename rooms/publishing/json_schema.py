@@ -106,7 +106,9 @@ class PayloadSchema:
         if len(self.text) > max_bytes:
             raise InvalidError(
                 FieldProblem(
-                    field, f"a schema has at most {max_bytes} bytes; this one has {len(self.text)}"
+                    field,
+                    f"a schema has at most {max_bytes} bytes; this one has {len(self.text)}",
+                    bound="schema",
                 )
             )
         declared = (
@@ -127,7 +129,7 @@ class PayloadSchema:
         try:
             measured = measure_schema(schema)
         except SchemaBoundError as exc:
-            raise InvalidError(FieldProblem(field, str(exc))) from exc
+            raise InvalidError(FieldProblem(field, str(exc), bound="schema")) from exc
         self.is_plain = measured.is_plain and len(self.text) <= _MAX_INLINE_BYTES
         self._measure, self.weight = measured, measured.weight
         if measured.number_ns:
