@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 
-from rooms.db.active_lock import TAKEOVER_S
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.state_machine import State
 from rooms.domain.work_location import SCHEDULED, TO_RELAY, BrokerMode
@@ -25,7 +24,7 @@ from tests.support.installation import until as comes
 from tests.support.polling import until
 from tests.support.process_group import Crew, Process
 from tests.support.room import EVENT_TYPE, Place
-from tests.support.service import START_S
+from tests.support.service import START_S, TAKEOVER_S
 from tests.support.webhook_sink import Sink
 
 DELAYED = 20

@@ -28,6 +28,8 @@ EMBEDDED: Final = "embedded"
 FULL: Final = "full"
 PROCESSES: Final = ("serve", "worker", "upkeep", "postgres")
 START_S: Final = 180.0
+TAKEOVER_S: Final = 5.0
+"""The documentation promises that a standby takes over within it from a process that hangs."""
 STOP_S: Final = 45.0
 # What would make it another service than the one that `make run` starts.
 _FOREIGN: Final = frozenset({"DATABASE_URL", "BROKER_URL", "ELECTION_URL", "MAGAZINE_URL"})
