@@ -83,7 +83,7 @@ class Batcher(Generic[T, R]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Sequence[R]] = loop.create_future()
         self._waiting.append(self._tenant(items[0]), (items, future))
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif len(self._waiting) >= self._expected_callers:
             self._batch_ready.set()
@@ -91,7 +91,8 @@ class Batcher(Generic[T, R]):
 
     async def drain(self) -> None:
         """Wait until all items of all callers were in a call that has ended."""
-        while self._task is not None:
+        # A task that was cancelled before it began has not reset itself.
+        while self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:

@@ -75,7 +75,7 @@ class Metrics:
         )
         self.bounds_refused = Counter(
             "rooms_bounds_refused",
-            "Schemas and filters refused when made, as they exceed a bound, by kind.",
+            "Schemas and filters refused when made or tried, as they exceed a bound, by kind.",
             ["bound"],
             registry=registry,
         )

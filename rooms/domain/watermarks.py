@@ -26,10 +26,6 @@ class Watermarks:
         """Scan the whole queue next."""
         self.bounds = NO_WATERMARKS
 
-    def of(self, priority: int) -> int:
-        """Return the mark of one priority."""
-        return self.bounds[PRIORITIES - 1 - priority]
-
     def lower_to(self, bounds: DueWatermarks) -> None:
         """Lower each mark that is above the one given."""
         self.bounds = tuple(map(min, self.bounds, bounds))

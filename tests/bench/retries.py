@@ -198,7 +198,7 @@ def _once(stage: Stage, count: int) -> Lines:
         moving.verified.append(
             ", ".join(f"{name} {value:.2f}" for name, value in moving.values.items())
         )
-    return {"retries": run, "horizon": moving}
+    return {"retries": run, "lookahead": moving}
 
 
 def _cost(

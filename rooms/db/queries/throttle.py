@@ -243,7 +243,7 @@ def _known_keys(
     limit: int,
     max_scanned: int,
 ) -> Select[Any]:
-    """Select keys as `_LIST_ACTIVE_KEYS` does, without what is kept back from the subscriber.
+    """Select keys as `_LIST_ACTIVE_KEYS` does, without what is hidden from the subscriber.
 
     Each row begins with the last key that was looked at, and whether it is the last of all. How
     many are looked at varies, as in `rooms.db.queries.scan_bound`.

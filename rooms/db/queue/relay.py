@@ -220,7 +220,7 @@ class EndedTask:
 
 
 def _native_properties(text: str) -> DeliveryProperties:
-    """Return the identity of a native copy, which is complete for readers outside."""
+    """Return the properties of a native copy, which is complete for readers outside."""
     own, owner, expires_at_ms = json.loads(text)
     identity = parse_properties(own) or DeliveryProperties()
     identity.expires_at_ms = expires_at_ms

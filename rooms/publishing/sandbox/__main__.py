@@ -131,7 +131,7 @@ def _evaluate_filter(expression: str, message: FilterMessage) -> CheckOutcome:
 
 
 def _problems_outcome(problems: list[FieldProblem] | tuple[FieldProblem, ...]) -> CheckOutcome:
-    return CheckOutcome([(problem.field, problem.message) for problem in problems])
+    return CheckOutcome([(problem.field, problem.message, problem.bound) for problem in problems])
 
 
 def _limit_resources(memory_bytes: int) -> None:

@@ -95,7 +95,7 @@ class CheckJob(msgspec.Struct, gc=False):
 class CheckOutcome(msgspec.Struct, gc=False):
     """Hold the problems of a payload or schema, or the result of a filter."""
 
-    problems: list[tuple[str, str]] = []
+    problems: list[tuple[str, str, str | None]] = []
     matches: bool = True
     error: str | None = None
     cpu_ms: float = 0.0

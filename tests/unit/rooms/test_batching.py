@@ -207,6 +207,20 @@ async def test_draining_waits_for_what_was_submitted() -> None:
     assert await asyncio.gather(*tasks[:2]) == [[0], [2]]
 
 
+async def test_a_batch_that_was_cancelled_before_it_began_blocks_nobody() -> None:
+    recorder = Recorder(turns=1)
+    batcher: Batcher[int, int] = Batcher(recorder, max_items=5)
+    first = asyncio.create_task(batcher.submit([1]))
+    await asyncio.sleep(0)
+    assert batcher._task is not None
+    batcher._task.cancel()
+    await asyncio.wait([batcher._task])
+    async with asyncio.timeout(1):
+        await batcher.drain()
+        assert await batcher.submit([2]) == [4]
+        assert await first == [2]
+
+
 class Gated:
     """Answer items with their key once the key's gate is open."""
 

@@ -39,7 +39,7 @@ class Recorder:
         return [
             CheckOutcome(matches=False, error=f"{check.expression} {check.message.payload!r}")
             if isinstance(check, FilterCheck)
-            else CheckOutcome([("field", f"{check!r}")])
+            else CheckOutcome([("field", f"{check!r}", None)])
             for check in checks
         ]
 
