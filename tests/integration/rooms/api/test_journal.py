@@ -147,8 +147,8 @@ async def test_what_is_removed_moved_or_added_is_found(api: Api) -> None:
         assert found["problem"]
 
 
-async def test_a_rehashed_past_is_found_by_an_export(api: Api) -> None:
-    """Check that an export from before shows a chain that was computed anew."""
+async def test_an_edited_export_is_found(api: Api) -> None:
+    """Check that each changed line of an export breaks its chain at this line."""
     one = await written(api)
     lines = (await api.call("GET", "/journal/export", one.key)).text.splitlines()
     entries = [from_document(json.loads(line)) for line in lines]
