@@ -48,6 +48,63 @@ def incident(owner: OrganisationId, number: int, room: int, subscription: str) -
     )  # fmt: skip
 
 
+POLICY: dict[str, float] = {
+    "delay_ms": 1000.0,
+    "multiplier": 2.0,
+    "redeliveries": 5,
+    "max_delay_ms": 60_000.0,
+    "jitter": 0.1,
+}
+
+
+def findings_of_every_kind(
+    owner: OrganisationId, number: int, room: int, subscription: str
+) -> list[AnalysisFinding]:
+    """Return a finding of each kind, about this room and subscription."""
+    effect = {"delivered": 0.99, "attempts": 1.2, "mean_wait_s": 3.0, "p95_wait_s": None}
+    bodies: dict[str, dict[str, Any]] = {
+        "reconciliation": {
+            "hour": NOON.isoformat(), "room_id": room,
+            **dict.fromkeys(
+                ("messages", "fanout", "missing", "excess", "unanchored", "enqueued", "never_enqueued", "enqueued_twice",
+                 "delivered", "acked", "handed_over", "expired", "cancelled", "dropped", "purged", "sidelined", "held",
+                 "in_flight", "waiting", "stuck", "unknown", "unread", "lost", "duplicates", "residual_fanout",
+                 "residual_outcome"), 0,
+            ),
+        },
+        "ages": {
+            "room_id": room, "subscription_id": subscription, "outcome": "stuck", "deliveries": 2,
+            "oldest_since": NOON.isoformat(), "oldest_age_s": 90_000.5, "oldest_delivery_id": "1-1",
+        },
+        "cofailures": {
+            "first_id": subscription, "second_id": subscription, "bad_first": 3, "bad_second": 3, "bad_both": 3,
+            "jaccard": 1.0, "lift": None, "phi": 1.0, "pearson": 1.0, "p": 0.01, "q": 0.02, "significant": True,
+        },
+        "rollups_hourly": {
+            "hour": NOON.isoformat(), "room_id": room, "subscription_id": None, "event_type": "made", "target_host": None,
+            **dict.fromkeys(_COUNTS, 1), **dict.fromkeys(_SHARES),
+        },
+        "rollups_daily": {
+            "day": "2026-05-01", "room_id": room, "subscription_id": None, "event_type": "made", "target_host": None,
+            **dict.fromkeys(_COUNTS, 1), **dict.fromkeys(_SHARES, 2.5),
+        },
+        "advice": {
+            "subscription_id": subscription, "deliveries": 9, "hopeless": 0.0, "deployed": POLICY, "measured": effect,
+            "replayed": effect, "reproduced": True, "recommended": POLICY, "expected": effect, "tested": None,
+            "tested_deployed": None, "held_up": None, "front": [{"policy": POLICY, "expected": effect}],
+            "hazards": [{"attempt": 0, "attempts": 9, "successes": 8, "hazard": 0.9, "mean_delay_ms": None}],
+        },
+    }  # fmt: skip
+    found = [
+        AnalysisFinding(
+            organisation=owner, kind=kind, number=number, rooms=(RoomId(room),), subscriptions=(SubscriptionId(subscription),),
+            began=NOON, ended=NOON + timedelta(hours=1), body=body,
+        )
+        for kind, body in bodies.items()
+    ]  # fmt: skip
+    return [incident(owner, number, room, subscription), *found]
+
+
 @pytest.fixture
 async def things(api: Api) -> dict[str, Any]:
     room = await api.room()
@@ -196,56 +253,11 @@ async def test_books_of_an_earlier_version_are_read(api: Api, things: dict[str, 
 
 async def test_another_organisation_sees_no_findings(api: Api, things: dict[str, Any]) -> None:
     owner, room, subscription = things["owner"], things["room"], things["subscription"]
-    policy = {
-        "delay_ms": 1000.0,
-        "multiplier": 2.0,
-        "redeliveries": 5,
-        "max_delay_ms": 60_000.0,
-        "jitter": 0.1,
-    }
-    effect = {"delivered": 0.99, "attempts": 1.2, "mean_wait_s": 3.0, "p95_wait_s": None}
-    bodies: dict[str, dict[str, Any]] = {
-        "reconciliation": {
-            "hour": NOON.isoformat(), "room_id": room,
-            **dict.fromkeys(
-                ("messages", "fanout", "missing", "excess", "unanchored", "enqueued", "never_enqueued", "enqueued_twice",
-                 "delivered", "acked", "handed_over", "expired", "cancelled", "dropped", "purged", "sidelined", "held",
-                 "in_flight", "waiting", "stuck", "unknown", "unread", "lost", "duplicates", "residual_fanout",
-                 "residual_outcome"), 0,
-            ),
-        },
-        "ages": {
-            "room_id": room, "subscription_id": subscription, "outcome": "stuck", "deliveries": 2,
-            "oldest_since": NOON.isoformat(), "oldest_age_s": 90_000.5, "oldest_delivery_id": "1-1",
-        },
-        "cofailures": {
-            "first_id": subscription, "second_id": subscription, "bad_first": 3, "bad_second": 3, "bad_both": 3,
-            "jaccard": 1.0, "lift": None, "phi": 1.0, "pearson": 1.0, "p": 0.01, "q": 0.02, "significant": True,
-        },
-        "rollups_hourly": {
-            "hour": NOON.isoformat(), "room_id": room, "subscription_id": None, "event_type": "made", "target_host": None,
-            **dict.fromkeys(_COUNTS, 1), **dict.fromkeys(_SHARES),
-        },
-        "rollups_daily": {
-            "day": "2026-05-01", "room_id": room, "subscription_id": None, "event_type": "made", "target_host": None,
-            **dict.fromkeys(_COUNTS, 1), **dict.fromkeys(_SHARES, 2.5),
-        },
-        "advice": {
-            "subscription_id": subscription, "deliveries": 9, "hopeless": 0.0, "deployed": policy, "measured": effect,
-            "replayed": effect, "reproduced": True, "recommended": policy, "expected": effect, "tested": None,
-            "tested_deployed": None, "held_up": None, "front": [{"policy": policy, "expected": effect}],
-            "hazards": [{"attempt": 0, "attempts": 9, "successes": 8, "hazard": 0.9, "mean_delay_ms": None}],
-        },
-    }  # fmt: skip
-    found = [
-        AnalysisFinding(
-            organisation=owner, kind=kind, number=0, rooms=(RoomId(room),), subscriptions=(SubscriptionId(subscription),),
-            began=NOON, ended=NOON + timedelta(hours=1), body=body,
-        )
-        for kind, body in bodies.items()
-    ]  # fmt: skip
     replace_findings(
-        api.url, run=1, analysed_at=NOON, findings=[incident(owner, 0, room, subscription), *found]
+        api.url,
+        run=1,
+        analysed_at=NOON,
+        findings=findings_of_every_kind(owner, 0, room, subscription),
     )
     queries = [*((name, {}) for name in LISTS), ("rollups", {"daily": "true"})]
     for name, query in queries:
@@ -255,7 +267,7 @@ async def test_another_organisation_sees_no_findings(api: Api, things: dict[str,
             "items"
         ] == []
     advice = await api.call("GET", f"/analysis/advice/{subscription}")
-    assert advice.json()["recommended"] == policy
+    assert advice.json()["recommended"] == POLICY
     assert (
         await api.call("GET", f"/analysis/advice/{subscription}", "stranger")
     ).status_code == 404
