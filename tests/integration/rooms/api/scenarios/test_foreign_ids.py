@@ -79,10 +79,14 @@ async def one_of_everything(api: Api, who: Member) -> dict[str, str]:
     }
 
 
-@pytest.fixture
-async def two(api: Api) -> Two:
+async def make_two(api: Api) -> Two:
     one, other = await member(api), await member(api)
     return Two(one, other, await one_of_everything(api, one), await one_of_everything(api, other))
+
+
+@pytest.fixture
+async def two(api: Api) -> Two:
+    return await make_two(api)
 
 
 def plain(answer: httpx.Response, *ids: dict[str, str]) -> tuple[int, str]:
