@@ -7,9 +7,15 @@ from typing import Any, Final
 from alembic import command
 
 from rooms.db.catalog.api_keys import hash_key, new_key
-from rooms.domain.ids import IdGenerator, RoomId
+from rooms.db.connection import open_connection
+from rooms.db.queue.endpoints import load_endpoints
+from rooms.db.queue.throttle import SharedLaneState
+from rooms.db.secrets import Cipher
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, RoomId, SubscriptionId
+from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS
 from rooms.domain.work_location import WorkLocation
-from tests.integration.rooms.api.conftest import Api, open_api
+from tests.integration.rooms.api.conftest import SEAL_KEY, Api, open_api
 from tests.integration.rooms.api.members import (
     Member,
     accepted,
@@ -26,6 +32,8 @@ from tests.migrations.test_upgrades import alembic, run
 BEFORE: Final = "0021"
 OWN, TENANT = (f"00000000-0000-7000-8000-00000000000{number}" for number in "ab")
 ROOM, ROOM_OF_TENANT = 41, 42
+HOOK_URL, OPERATIONAL_URL = "https://hooks.example.com/in", "https://ops.example.com/in"
+SECRET: Final = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 STATUSES: Final = ("active", "paused", "disabled", "deleted")
 KEYS: Final = {
     name: new_key(bytes([number]).__mul__)
@@ -92,6 +100,42 @@ def furnish(url: str) -> dict[str, str]:
     return found
 
 
+def furnish_push(url: str) -> dict[str, str]:
+    """Add a webhook with a secret and a sidelined delivery, and the room's operational URL."""
+    run(url, "UPDATE rooms SET operational_url = %s WHERE id = %s", OPERATIONAL_URL, ROOM)
+    found = {}
+    for name, push_url in (("hook", HOOK_URL), ("~operational", OPERATIONAL_URL)):
+        found[name] = new_id(ROOM)
+        run(
+            url,
+            "INSERT INTO subscriptions (room_id, id, name, type, push_url, timeout_ms, secret,"
+            " version, operational, event_types)"
+            " VALUES (%s, %s, %s, 'PUSH', %s, 10000, %s, 7, %s, %s)",
+            *(ROOM, found[name], name, push_url, Cipher(SEAL_KEY).encrypt(SECRET.encode())),
+            *((True, "[]") if name == "~operational" else (False, None)),
+        )
+    found["message"], found["delivery"] = new_id(ROOM), new_id(ROOM)
+    run(
+        url,
+        "INSERT INTO messages (room_id, id, event_type, event_version, priority, fanout,"
+        " correlation_id, payload) VALUES (%s, %s, 'order.paid', 1, 4, 1, 'c', '{\"n\": 1}')",
+        *(ROOM, found["message"]),
+    )
+    run(
+        url,
+        "INSERT INTO deliveries (room_id, id, message_id, subscription_id, state, reason,"
+        " last_status) VALUES (%s, %s, %s, %s, 'sidelined', 'attempts_exhausted', 503)",
+        *(ROOM, found["delivery"], found["message"], found["hook"]),
+    )
+    run(
+        url,
+        "INSERT INTO sidelined (room_id, id, subscription_id, generation, reason)"
+        " VALUES (%s, %s, %s, 0, 'attempts_exhausted')",
+        *(ROOM, found["delivery"], found["hook"]),
+    )
+    return found
+
+
 def waiting_message(url: str, subscription: str) -> str:
     """Store a message with a delivery that waits for a pull; return the message's id."""
     message, delivery = new_id(ROOM), new_id(ROOM)
@@ -150,6 +194,7 @@ def test_everything_is_as_it_was_and_private(database: str) -> None:
     move(database, BEFORE)
     subscriptions = furnish(database)
     message = waiting_message(database, subscriptions["active"])
+    push = furnish_push(database)
     before = everything(database)
     move(database, "head")
     assert everything(database) == before
@@ -159,12 +204,13 @@ def test_everything_is_as_it_was_and_private(database: str) -> None:
         " s.proposal, r.visibility, r.subscription_policy FROM subscriptions s"
         " JOIN rooms r ON r.id = s.room_id",
     )
-    assert rows == [(OWN, True, [], None, None, "private", "owner_only")] * len(STATUSES)
+    assert rows == [(OWN, True, [], None, None, "private", "owner_only")] * (len(STATUSES) + 2)
     assert run(database, "SELECT DISTINCT status, member_id FROM organisations") == [
         ("active", None)
     ]
     assert run(database, "SELECT count(*) FROM grants") == [(0,)]
     asyncio.run(work_on(database, subscriptions, message))
+    asyncio.run(push_on(database, push))
     move(database, BEFORE)
     kept = everything(database)
     for name in ("organisations", "api_keys", "rooms", "subscriptions"):
@@ -195,6 +241,57 @@ async def work_on(url: str, subscriptions: dict[str, str], message: str) -> None
             await api.sql(undo, status, subscriptions[status])
         report = await api.call("GET", "/journal/verify", own.key)
         assert (report.json()["whole"], report.json()["entries"]) == (True, 2)
+
+
+async def push_on(url: str, push: dict[str, str]) -> None:
+    """Use the webhook, its secret and sideline, and the room's operational URL, as before."""
+    hook, operational = (SubscriptionId(push[name]) for name in ("hook", "~operational"))
+    async with open_api(url) as api, LogWriter(url, kind="settler") as writer:
+        own = Member(OWN, "own", KEYS["own"])
+        room = (await api.call("GET", f"/rooms/{ROOM}", own.key)).json()
+        assert room["operational_url"] == OPERATIONAL_URL
+        assert set(room["operational_events"]) == DEFAULT_OPERATIONAL_EVENTS
+        found = await read(api, own, hook)
+        assert (found["push_url"], found["status"], found["version"]) == (HOOK_URL, "active", 7)
+        async with open_connection(url, name="test") as connection:
+            records = await load_endpoints(
+                connection, [(RoomId(ROOM), one) for one in (hook, operational)]
+            )
+        for record in records.values():
+            secrets = [Cipher(SEAL_KEY).decrypt(one) for one in record.encrypted_secrets]
+            assert secrets == [SECRET.encode()]
+
+        message = await accepted(api, own.key, ROOM)
+        queued = "SELECT state::text FROM deliveries WHERE message_id = %s AND subscription_id = %s"
+        assert await api.sql(queued, message, hook) == [("queued",)]
+        assert await api.sql(queued, message, operational) == []
+
+        path = f"/subscriptions/{hook}/sideline"
+        (listed,) = (await api.call("GET", path, own.key)).json()["items"]
+        assert (listed["delivery_id"], listed["message_id"]) == (push["delivery"], push["message"])
+        body = {"delivery_ids": [push["delivery"]]}
+        answer = await api.call("POST", f"{path}/shovel", own.key, json=body)
+        assert answer.status_code == 202, answer.text
+        again = f"/deliveries/{push['delivery']}/redeliver"
+        assert (await api.call("POST", again, own.key)).status_code == 200
+        assert await api.sql(queued, push["message"], hook) == [("queued",)]
+
+        ids = [new_id(ROOM) for _ in range(4)]
+        assert await SharedLaneState(writer).disable(
+            records[hook],
+            reason="gone",
+            messages=[MessageId(one) for one in ids[:2]],
+            deliveries=[DeliveryId(one) for one in ids[2:]],
+        )
+        rows = await api.sql(
+            "SELECT m.event_type, d.state::text FROM deliveries d"
+            " JOIN messages m ON m.id = d.message_id WHERE d.subscription_id = %s",
+            operational,
+        )
+        assert rows == [("rooms.endpoint.disabled", "queued")]
+        resumed = await api.call("POST", f"/subscriptions/{hook}/resume", own.key)
+        assert resumed.json()["status"] == "active"
+        await api.sql("UPDATE subscriptions SET version = 7 WHERE id = %s", hook)
 
 
 def test_what_the_former_version_cannot_hold_ends(database: str) -> None:
