@@ -1,4 +1,4 @@
-"""Test what the directory shows of listed rooms, and that its filters tell nothing of others."""
+"""Test what the directory shows of listed rooms, and that its filters reveal nothing of others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Test that a publish is one statement, whoever publishes: grants are part of the cached plan."""
+"""Test that a publish is one statement for every publisher: grants are part of the cached plan."""
 
 from collections.abc import AsyncIterator
 from typing import Any
