@@ -207,7 +207,7 @@ async def test_draining_waits_for_what_was_submitted() -> None:
     assert await asyncio.gather(*tasks[:2]) == [[0], [2]]
 
 
-async def test_a_batch_that_was_cancelled_before_it_began_blocks_nobody() -> None:
+async def test_a_batch_that_was_cancelled_before_it_began_blocks_no_caller() -> None:
     recorder = Recorder(turns=1)
     batcher: Batcher[int, int] = Batcher(recorder, max_items=5)
     first = asyncio.create_task(batcher.submit([1]))
