@@ -1,14 +1,21 @@
-"""Test which wake-ups follow the commit of a group of publishes."""
+"""Test which wake-ups follow the commit of a group of publishes, and the sandbox's bounds."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
+
+import pytest
 
 from rooms.db.notify import Notifier
 from rooms.db.publish.request_rows import InsertRows
 from rooms.db.readiness import WriteCheck
 from rooms.domain.ids import SubscriptionId
+from rooms.metrics import Metrics
 from rooms.publishing.outcome_metrics import PublishMetrics
-from rooms.publishing.service import _AfterCommit
+from rooms.publishing.sandbox.client import _CheckProcess
+from rooms.publishing.sandbox.frames import SchemaCompile
+from rooms.publishing.service import _AfterCommit, open_sandbox
+from rooms.settings import read_settings
 from tests.support.manual_clock import ManualClock
 
 
@@ -58,3 +65,30 @@ async def test_wake_ups_count_only_deliveries_of_their_own_requests() -> None:
     ]
     after_commit(cast("list[InsertRows]", group))
     assert notifier.deliveries == {None: 200, one: 3, other: 2}
+
+
+async def test_settings_bound_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    async def start(memory_bytes: int) -> object:
+        started.append(memory_bytes)
+        await asyncio.Event().wait()
+        return None
+
+    monkeypatch.setattr(_CheckProcess, "start", start)
+    settings = read_settings({
+        "ROOMS_VALIDATION_PROCESSES": "3", "ROOMS_VALIDATION_MS": "70", "ROOMS_VALIDATION_MEMORY_BYTES": "100000000",
+    })  # fmt: skip
+    async with open_sandbox(settings, Metrics()) as sandbox:
+        assert sandbox.cpu_ms == 70
+        requests = [
+            asyncio.create_task(sandbox.run(f"tenant-{number}", [SchemaCompile(b"{}", "schema")]))
+            for number in range(6)
+        ]
+        # Enough turns of the loop for each to start a process, if it may.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert started == [100_000_000] * 3
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
