@@ -20,6 +20,8 @@ from rooms.errors import SettingsError
 
 DRAIN_S: Final = 15
 """The time for requests under way when the API stops."""
+PING_S: Final = 20.0
+"""The interval of pings on a WebSocket, and how long their answer may take."""
 _TICKS_PER_SECOND: Final = 10
 
 
@@ -110,6 +112,8 @@ def http_config(
         http=cast(Any, protocol),
         ws=WebSocket,
         ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_S,
         ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,

@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from rooms.api.fast_routes import Receive, Send
+from rooms.api.server import uvicorn_server
 from rooms.api.server.connections import ConnectionLimits, ConnectionRegistry
 from rooms.api.server.responses import SECURITY_HEADERS
 from rooms.api.server.uvicorn_server import http_config
@@ -214,6 +215,35 @@ async def test_pings_of_a_client_that_does_not_read_are_not_read_either() -> Non
                 async with asyncio.timeout(PATIENCE_S):
                     await loop.sock_sendall(client, frame(9, b"p" * 100) * 200_000)
             await until(lambda: place.closed == ["slow_reader"])
+
+
+def test_pings_have_the_documented_interval() -> None:
+    config = http_config(echo)
+    assert (config.ws_ping_interval, config.ws_ping_timeout) == (20, 20)
+
+
+async def test_a_client_that_answers_no_ping_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn_server, "PING_S", 0.1)
+    async with served() as place, raw(place) as (reader, writer):
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(2) == b"\x89\x04"
+        await reader.readexactly(4)
+        closed = await reader.read()
+        assert closed[:1] == b"\x88"
+        assert struct.unpack("!H", closed[2:4]) == (1011,)
+
+
+async def test_a_client_that_answers_pings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn_server, "PING_S", 0.4)
+    async with served() as place, raw(place) as (reader, writer):
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        for _ in range(2):
+            assert await reader.readexactly(2) == b"\x89\x04"
+            writer.write(frame(10, await reader.readexactly(4)))
+        writer.write(frame(1, b"here"))
+        assert await reader.readexactly(3) == b"\x81\x014"
 
 
 @pytest.mark.parametrize(
