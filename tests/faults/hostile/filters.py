@@ -16,6 +16,7 @@ from rooms.metrics import Metrics
 from rooms.publishing.cel_filter import MAX_EXPRESSION, FilterInput, MessageFilter
 from rooms.publishing.deferred_checks import BASE_BUDGET_NS, BUDGET_NS_PER_BYTE, Checker
 from rooms.publishing.sandbox.client import CheckSandbox
+from rooms.publishing.sandbox.frames import FilterCheck, FilterMessage
 from tests.faults.hostile.suite import Suite
 from tests.faults.hostile.watch import watching
 
@@ -168,6 +169,7 @@ async def _target(_: str) -> AsyncIterator[Callable[[Case], Awaitable[str]]]:
                 payload=json.dumps(case.payload).encode(), headers={"x-a": "b"}, event_type="e", event_version=1,
                 ordering_key=None, priority=4,
             )  # fmt: skip
+            message = FilterMessage(subject.payload, {"x-a": "b"}, "e", 1, None, 4)
             inline = found.cost_ns(
                 len(subject.payload)
             ) <= BASE_BUDGET_NS + BUDGET_NS_PER_BYTE * len(subject.payload)
@@ -177,11 +179,23 @@ async def _target(_: str) -> AsyncIterator[Callable[[Case], Awaitable[str]]]:
             assert watch.longest_s < HELD_UP_S, f"the loop was held up for {watch.longest_s:.3f} s"
             assert judgement.error is None or judgement.matches, "what cannot say must match"
             way = "inline" if inline else "sandbox"
+            if inline:
+                (there,) = await sandbox.run("tenant", [FilterCheck(case.expression, message)])
+                same = (there.matches, there.error) == (judgement.matches, judgement.error)
+                assert same or there.late or _is_timing(there.error, judgement.error), (
+                    there,
+                    judgement,
+                )
             if judgement.error is not None:
                 return f"{way}: {'late' if 'its share' in judgement.error else 'cannot say'}"
             return f"{way}: {judgement.matches}"
 
         yield run
+
+
+def _is_timing(*errors: str | None) -> bool:
+    """Return whether one of the evaluations ended at the deadline of loops, as either may."""
+    return any(error is not None and "its loops take longer" in error for error in errors)
 
 
 SUITE = Suite(name="filters", cases=150, generate=_generate, target=_target)

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, NamedTuple
 
+import jsonschema_rs
+
 from rooms.errors import FieldProblem, InvalidError, TransientError
 from rooms.metrics import Metrics
 from rooms.publishing.deferred_checks import Checker, DeferredChecks
@@ -226,7 +228,19 @@ async def _checked(schema: PayloadSchema, payload: bytes, sandbox: CheckSandbox)
     assert all(len(problem.message) <= 400 for problem in found)
     if any("takes" in problem.message or "takes more" in problem.message for problem in found):
         return f"{way}: late"
+    # What is invalid in the sandbox may take a validator without bounds for ever.
+    if not found or way == "inline":
+        fits = _fits(schema.text, payload)
+        assert fits is None or fits is not bool(found), (fits, found)
     return f"{way}: {'invalid' if found else 'valid'}"
+
+
+def _fits(schema: bytes, payload: bytes) -> bool | None:
+    """Return what a validator without bounds says, or None where it cannot say anything."""
+    try:
+        return jsonschema_rs.is_valid(json.loads(schema), json.loads(payload))
+    except (jsonschema_rs.ValidationError, ValueError, RecursionError):
+        return None
 
 
 SUITE = Suite(name="schemas", cases=120, generate=_generate, target=_target)
