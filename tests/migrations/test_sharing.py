@@ -6,13 +6,14 @@ from typing import Any, Final
 
 from alembic import command
 
+from delivery.maintenance.operational_events import OperationalEvents
 from rooms.db.catalog.api_keys import hash_key, new_key
 from rooms.db.connection import open_connection
 from rooms.db.queue.endpoints import load_endpoints
 from rooms.db.queue.throttle import SharedLaneState
 from rooms.db.secrets import Cipher
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, RoomId, SubscriptionId
+from rooms.domain.ids import IdGenerator, RoomId, SubscriptionId
 from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS
 from rooms.domain.work_location import WorkLocation
 from tests.integration.rooms.api.conftest import SEAL_KEY, Api, open_api
@@ -276,13 +277,10 @@ async def push_on(url: str, push: dict[str, str]) -> None:
         assert (await api.call("POST", again, own.key)).status_code == 200
         assert await api.sql(queued, push["message"], hook) == [("queued",)]
 
-        ids = [new_id(ROOM) for _ in range(4)]
-        assert await SharedLaneState(writer).disable(
-            records[hook],
-            reason="gone",
-            messages=[MessageId(one) for one in ids[:2]],
-            deliveries=[DeliveryId(one) for one in ids[2:]],
-        )
+        assert await SharedLaneState(writer).disable(records[hook], reason="gone")
+        await OperationalEvents(
+            writer, api.services.clock, api.services.ids, notify_queued=lambda _: None
+        ).run(lambda: True)
         rows = await api.sql(
             "SELECT m.event_type, d.state::text FROM deliveries d"
             " JOIN messages m ON m.id = d.message_id WHERE d.subscription_id = %s",

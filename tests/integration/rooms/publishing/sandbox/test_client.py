@@ -67,7 +67,7 @@ async def test_what_fits_and_what_does_not(sandbox: CheckSandbox) -> None:
         SchemaCompile(json.dumps(SLOW).encode(), "schema"),
     ]
     found = await sandbox.run("a", checks)
-    assert [[field for field, _ in one.problems] for one in found] == [
+    assert [[field for field, _, _ in one.problems] for one in found] == [
         [],
         ["payload"],
         [],

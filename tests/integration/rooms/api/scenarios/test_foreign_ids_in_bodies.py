@@ -12,8 +12,13 @@ from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.room import destination_name
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import accepted
+from tests.integration.rooms.api.scenarios.test_foreign_ids import (
+    Two,
+    assert_untouched,
+    make_two,
+    plain,
+)
 from tests.integration.rooms.api.test_auth import BODIES
-from tests.integration.rooms.api.test_foreign_ids import Two, assert_untouched, make_two, plain
 
 
 @pytest.fixture
