@@ -128,6 +128,7 @@ class Endpoint:
 
         `now_s`: epoch seconds.
         """
+        properties = task.properties
         lines = (
             f"webhook-id: {task.delivery_id}\r\n"
             f"webhook-timestamp: {now_s}\r\n"
@@ -138,7 +139,7 @@ class Endpoint:
             f"Rooms-Message-Id: {task.message_id}\r\n"
             f"Rooms-Event-Type: {task.event_type}\r\n"
             f"Rooms-Event-Version: {task.event_version}\r\n"
-            f"{self._plain_headers if task.identity is None else self._own_headers(task.identity)}"
+            f"{self._plain_headers if properties is None else self._own_headers(properties)}"
         )
         if task.priority != DEFAULT_PRIORITY:
             lines += f"Rooms-Priority: {task.priority}\r\n"
@@ -154,19 +155,19 @@ class Endpoint:
             )
         return lines.encode("latin-1")
 
-    def _own_headers(self, identity: DeliveryProperties) -> str:
-        """Return the headers that replace the plain ones where a delivery has an identity."""
+    def _own_headers(self, properties: DeliveryProperties) -> str:
+        """Return the headers that replace the plain ones where a delivery has properties."""
         lines = self._static_headers
-        if (publisher := identity.publisher(self.record.room_owner_id)) is not None:
+        if (publisher := properties.publisher(self.record.room_owner_id)) is not None:
             lines += f"Rooms-Publisher: {header_value(publisher)}\r\n"
-        if identity.ordering_key is not None:
-            lines += f"Rooms-Ordering-Key: {header_value(identity.ordering_key)}\r\n"
-        if identity.sequence is not None:
-            lines += f"Rooms-Sequence: {identity.sequence}\r\n"
-        if identity.business_key is not None:
-            lines += f"Rooms-Business-Key: {header_value(identity.business_key)}\r\n"
-        if identity.expires_at_ms is not None:
-            lines += f"Rooms-Expires-At: {expiry_text(identity.expires_at_ms)}\r\n"
+        if properties.ordering_key is not None:
+            lines += f"Rooms-Ordering-Key: {header_value(properties.ordering_key)}\r\n"
+        if properties.sequence is not None:
+            lines += f"Rooms-Sequence: {properties.sequence}\r\n"
+        if properties.business_key is not None:
+            lines += f"Rooms-Business-Key: {header_value(properties.business_key)}\r\n"
+        if properties.expires_at_ms is not None:
+            lines += f"Rooms-Expires-At: {expiry_text(properties.expires_at_ms)}\r\n"
         return lines
 
     def _cloud_event_headers(self, task: DeliveryTask) -> str:

@@ -65,17 +65,17 @@ class MemberIds:
 
 def publisher_of(task: DeliveryTask, room_owner: OrganisationId) -> OrganisationId | None:
     """Return the organisation that published a task's message; None: it is not known."""
-    identity = task.identity
-    if identity is None:
+    properties = task.properties
+    if properties is None:
         return room_owner
-    return (identity.organisation or room_owner) if identity.has_publisher else None
+    return (properties.organisation or room_owner) if properties.has_publisher else None
 
 
 def envelope_of(task: DeliveryTask, member_id: str | None) -> ItemEnvelope:
     """Return the envelope of a task; `member_id` None: it names no publisher."""
     if member_id is None:
         return ItemEnvelope(None)
-    application = None if task.identity is None else task.identity.application
+    application = None if task.properties is None else task.properties.application
     return ItemEnvelope(ClientId(member_id=member_id, application=application))
 
 
@@ -84,11 +84,11 @@ def request_body(task: DeliveryTask) -> bytes:
     envelope = task.envelope
     if envelope is None:
         return task.payload
-    identity = task.identity
+    properties = task.properties
     return event_item(
         task.message_id,
         task.event_type,
         task.payload,
         publisher=envelope.publisher,
-        sequence=None if identity is None else identity.sequence,
+        sequence=None if properties is None else properties.sequence,
     )

@@ -79,7 +79,7 @@ class PingSender:
             deadline=math.inf,
             headers=None,
             payload=payload,
-            identity=DeliveryProperties(has_publisher=False),
+            properties=DeliveryProperties(has_publisher=False),
         )
         if record.event_item:
             task.envelope = envelope_of(task, None)

@@ -50,7 +50,7 @@ class DeliveryTask:
     payload: bytes
     crash_count: int = 0
     """Claims in a row whose worker died, possibly because of this task."""
-    identity: DeliveryProperties | None = None
+    properties: DeliveryProperties | None = None
     """None: it is of a plain message."""
     native: bool = False
     """Clients of the broker read it, and it is sent with what they need. Only the relay sets it."""

@@ -12,7 +12,7 @@ what comes behind others. Copies for native queues and those of older versions h
 
 `rooms-publisher` is `owner` for what the room's owner published without an application, `none` for
 what no publisher sent, and else the publisher. A copy of an older version has no such header, and
-is read like `none`: it may be of any publisher. A copy with an identity has more headers.
+is read like `none`: it may be of any publisher. A copy with such properties has more headers.
 
 The broker sends headers in few orders. The order of a copy that `decode_copy` read becomes one
 pattern, which finds the values and the end of the head in one go. What no pattern matches, such as
@@ -29,8 +29,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from delivery.brokers.artemis.frames import Frame, escape, unescape
-from rooms.domain.delivery_properties import DeliveryProperties as DeliveryIdentity
-from rooms.domain.delivery_properties import expiry_text, publisher_text
+from rooms.domain.delivery_properties import DeliveryProperties, expiry_text, publisher_text
 from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
 from rooms.domain.ids import (
     MAX_ROOM,
@@ -163,10 +162,10 @@ def encode_copy(
     if copy.headers is not None:
         optional += f"rooms-headers:{escape(copy.headers.decode())}\n"
     publisher = OWNER
-    if copy.identity is not None:
-        publisher = _publisher(copy.identity)
+    if copy.properties is not None:
+        publisher = _publisher(copy.properties)
         optional += "".join(
-            f"rooms-{name}:{escape(value)}\n" for name, value in _identity_headers(copy.identity)
+            f"rooms-{name}:{escape(value)}\n" for name, value in _property_headers(copy.properties)
         )
     if copy.native:
         optional += _native_headers(copy)
@@ -196,15 +195,15 @@ def _native_headers(copy: DeliveryTask) -> str:
     ValueError: one cannot be encoded.
     """
     event_type, correlation = escape(copy.event_type), escape(copy.correlation_id)
-    identity = copy.identity or DeliveryIdentity()
+    properties = copy.properties or DeliveryProperties()
     extra = "".join(
         f"rooms_{name.replace('-', '_')}:{escape(value)}\n"
-        for name, value in _identity_headers(identity)
+        for name, value in _property_headers(properties)
     )
-    if identity.has_publisher:
-        extra += f"rooms_publisher:{_publisher(identity)}\n"
-    if identity.expires_at_ms is not None:
-        expiry = escape(expiry_text(identity.expires_at_ms))
+    if properties.has_publisher:
+        extra += f"rooms_publisher:{_publisher(properties)}\n"
+    if properties.expires_at_ms is not None:
+        expiry = escape(expiry_text(properties.expires_at_ms))
         extra += f"rooms-expires-at:{expiry}\nrooms_expires_at:{expiry}\n"
     if is_replayed(copy.delivery_id, copy.message_id):
         extra += "rooms-replayed:true\nrooms_replayed:true\n"
@@ -220,27 +219,27 @@ def _native_headers(copy: DeliveryTask) -> str:
     )
 
 
-def _identity_headers(identity: DeliveryIdentity) -> Iterator[tuple[str, str]]:
+def _property_headers(properties: DeliveryProperties) -> Iterator[tuple[str, str]]:
     """Yield what the worker cannot know otherwise, each with its name behind `rooms-`."""
-    if identity.ordering_key is not None:
-        yield "ordering-key", identity.ordering_key
-    if identity.sequence is not None:
-        yield "sequence", str(identity.sequence)
-    if identity.business_key is not None:
-        yield "business-key", identity.business_key
+    if properties.ordering_key is not None:
+        yield "ordering-key", properties.ordering_key
+    if properties.sequence is not None:
+        yield "sequence", str(properties.sequence)
+    if properties.business_key is not None:
+        yield "business-key", properties.business_key
 
 
-def _publisher(identity: DeliveryIdentity) -> str:
+def _publisher(properties: DeliveryProperties) -> str:
     """Return the value of the header `PUBLISHER`; an application of the owner begins with `/`."""
-    if not identity.has_publisher:
+    if not properties.has_publisher:
         return NO_PUBLISHER
-    if identity.organisation is None and identity.application is None:
+    if properties.organisation is None and properties.application is None:
         return OWNER
-    return publisher_text(identity.organisation or OrganisationId(""), identity.application)
+    return publisher_text(properties.organisation or OrganisationId(""), properties.application)
 
 
-def _read_identity(headers: Mapping[str, str]) -> DeliveryIdentity | None:
-    """Return the identity in the headers of a copy. ValueError: it is invalid."""
+def _read_properties(headers: Mapping[str, str]) -> DeliveryProperties | None:
+    """Return the properties in the headers of a copy. ValueError: it is invalid."""
     publisher = headers.get(PUBLISHER, NO_PUBLISHER)
     keys = {name: unescape(headers[name]) for name in _KEYS if name in headers}
     sequence = headers.get(_SEQUENCE)
@@ -250,7 +249,7 @@ def _read_identity(headers: Mapping[str, str]) -> DeliveryIdentity | None:
     known = publisher not in {OWNER, NO_PUBLISHER}
     if known and organisation and not is_id(organisation):
         raise ValueError("its publisher is not an organisation")
-    return DeliveryIdentity(
+    return DeliveryProperties(
         ordering_key=keys.get(_ORDERING_KEY),
         sequence=None if sequence is None else int(sequence),
         business_key=keys.get(_BUSINESS_KEY),
@@ -313,7 +312,7 @@ def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[DeliveryTask, str
         deadline=_NO_DEADLINE,
         headers=None if publisher_headers is None else _json_object(unescape(publisher_headers)),
         payload=frame.body,
-        identity=_read_identity(headers),
+        properties=_read_properties(headers),
         behind=broker_priority < priority,
     )
     return copy, get("ack")
@@ -469,7 +468,7 @@ class CopyDecoder:
         if (
             each_once
             and _IRREGULAR.isdisjoint(names)
-            and copy.identity is None
+            and copy.properties is None
             and names not in self._header_orders
             and len(self._header_orders) < _MAX_HEADER_ORDERS
         ):

@@ -140,8 +140,8 @@ class BrokerClaims:
             task.expires_ms = expires_at_ms
             task.expires_at = math.inf if life_ms is None else claimed_at + life_ms / 1000
             if expires_at_ms is not None:
-                task.identity = task.identity or DeliveryProperties()
-                task.identity.expires_at_ms = expires_at_ms
+                task.properties = task.properties or DeliveryProperties()
+                task.properties.expires_at_ms = expires_at_ms
             taken.append(ordinal - 1)
         return taken
 

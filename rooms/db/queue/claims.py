@@ -285,7 +285,7 @@ class Outbox:
         ]:
             for task in own:
                 expires_ms = task.expires_ms
-                task.identity = parse_properties(identities.get(task.message_id), expires_ms)
+                task.properties = parse_properties(identities.get(task.message_id), expires_ms)
                 if expires_ms is not None:
                     task.expires_at = claimed_at + (expires_ms - last[9] / 1000) / 1000
             await self._add_sequences(own, claimed)
@@ -311,7 +311,7 @@ class Outbox:
     ) -> list[tuple[Any, ...]]:
         """Return messages that the claim did not look up, of any day.
 
-        Each has its id, its identity and the columns that the claim returns.
+        Each has its id, its properties and the columns that the claim returns.
         """
         try:
             return await self._writer.run(

@@ -67,8 +67,8 @@ async def read_sequences(
 
 async def add_sequences(writer: LogWriter, tasks: Sequence[DeliveryTask]) -> None:
     """Set the sequence numbers of tasks with an ordering key. Errors: those of `LogWriter.run`."""
-    keyed = [task for task in tasks if task.identity is not None and task.identity.ordering_key]
+    keyed = [task for task in tasks if task.properties is not None and task.properties.ordering_key]
     sequences = await read_sequences(writer, [(one.room_id, one.delivery_id) for one in keyed])
     for task in keyed:
-        if task.identity is not None:
-            task.identity.sequence = sequences.get(task.delivery_id)
+        if task.properties is not None:
+            task.properties.sequence = sequences.get(task.delivery_id)

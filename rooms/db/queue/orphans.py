@@ -171,7 +171,7 @@ async def create_orphan_rows(writer: LogWriter, tasks: Sequence[DeliveryTask]) -
         for task in sorted(tasks, key=lambda task: (task.generation, task.attempt))
     }
     orphans = [last[identity] for identity in sorted(last)]
-    identities = [task.identity or DeliveryProperties() for task in orphans]
+    identities = [task.properties or DeliveryProperties() for task in orphans]
     rows = await writer.run(
         _CREATE_ORPHAN_ROWS,
         {

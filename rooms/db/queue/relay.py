@@ -222,10 +222,10 @@ class EndedTask:
 def _native_properties(text: str) -> DeliveryProperties:
     """Return the properties of a native copy, which is complete for readers outside."""
     own, owner, expires_at_ms = json.loads(text)
-    identity = parse_properties(own) or DeliveryProperties()
-    identity.expires_at_ms = expires_at_ms
-    identity.organisation = identity.organisation or owner
-    return identity
+    properties = parse_properties(own) or DeliveryProperties()
+    properties.expires_at_ms = expires_at_ms
+    properties.organisation = properties.organisation or owner
+    return properties
 
 
 def _sorted_by_id(tasks: Sequence[DeliveryTask]) -> list[DeliveryTask]:
@@ -333,7 +333,7 @@ class RelayOutbox:
                     published_ms=row[15],
                     headers=row[16],
                     payload=row[17],
-                    identity=None
+                    properties=None
                     if row[19] is None
                     else _native_properties(row[19])
                     if row[18]

@@ -150,7 +150,7 @@ def test_a_plain_message_names_only_its_publisher() -> None:
 def test_a_message_has_headers_for_what_it_has() -> None:
     other = OrganisationId("01900000-0000-7000-8000-000000000009")
     identity = DeliveryProperties("key 7", 12, "order/9", other, "billing", True, 1_750_000_000_123)
-    assert identity_headers(replace(TASK, priority=9, identity=identity)) == {
+    assert identity_headers(replace(TASK, priority=9, properties=identity)) == {
         "Rooms-Publisher": f"{other}/billing",
         "Rooms-Ordering-Key": "key%207",
         "Rooms-Sequence": "12",
@@ -164,13 +164,13 @@ def test_a_message_has_headers_for_what_it_has() -> None:
         "Rooms-Replayed": "true",
     }
     unknown = DeliveryProperties(has_publisher=False)
-    assert identity_headers(replace(TASK, identity=unknown)) == {}
+    assert identity_headers(replace(TASK, properties=unknown)) == {}
 
 
 @pytest.mark.parametrize("own", ["a\r\nX-Evil: 1\r\n", "\r\n\r\n{}", "é" * 128, " ", "\u2028"])
 def test_no_key_can_add_a_header(own: str) -> None:
     identity = DeliveryProperties(ordering_key=own, business_key=own)
-    found = identity_headers(replace(TASK, identity=identity))
+    found = identity_headers(replace(TASK, properties=identity))
     assert unquote(found["Rooms-Ordering-Key"]) == unquote(found["Rooms-Business-Key"]) == own
 
 
@@ -314,7 +314,7 @@ def test_the_publishers_headers_are_sent() -> None:
 def test_a_publisher_does_not_change_the_subscribers_headers(name: str) -> None:
     """Which of two lines a receiver believes is its choice: there is one, the subscriber's."""
     copy = replace(TASK, headers=json.dumps({name: "red", "X-Trace": "abc"}).encode())
-    for sent in (copy, replace(copy, identity=DeliveryProperties(has_publisher=False))):
+    for sent in (copy, replace(copy, properties=DeliveryProperties(has_publisher=False))):
         found = lines(Endpoint(RECORD, SEAL), sent)
         assert [value for key, value in found if key.lower().replace("_", "-") == "x-tenant"] == [
             "blue"

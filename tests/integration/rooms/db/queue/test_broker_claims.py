@@ -306,7 +306,7 @@ async def test_an_orphan_gets_its_rows_from_what_it_carries(
         attempt=1,
         correlation_id='a "b" {c}',
     )
-    copy.identity = DeliveryProperties(ordering_key='k "{"', sequence=41, business_key="order, 9")
+    copy.properties = DeliveryProperties(ordering_key='k "{"', sequence=41, business_key="order, 9")
     await forget(installation, "deliveries", "messages")
     assert await take(writer, copy) == []
     assert not (await BrokerClaims(writer).inspect([copy]))[version_of(copy)].exists
@@ -365,7 +365,7 @@ async def test_what_an_orphan_says_may_be_nonsense(
         event_type="a\x00b",
         payload=b"",
         headers=None,
-        identity=DeliveryProperties(
+        properties=DeliveryProperties(
             ordering_key="k" * 10_000, sequence=1 << 63, business_key="b" * 10_000
         ),
     )
@@ -375,7 +375,7 @@ async def test_what_an_orphan_says_may_be_nonsense(
         published_ms=-1,
         expires_ms=1 << 62,
         correlation_id='"}{\\',
-        identity=DeliveryProperties(ordering_key="", sequence=0, business_key="a\x00b"),
+        properties=DeliveryProperties(ordering_key="", sequence=0, business_key="a\x00b"),
     )
     assert await create_orphan_rows(writer, [odd, odder]) == (2, 0)
     keys = await installation.rows(

@@ -137,7 +137,7 @@ async def test_sequence_numbers_are_read_only_where_there_are_ordering_keys(
         for days, number in ((0, 1), (-5, 1 << 40), (0, None))
     }
     async with Watched(database) as writer:
-        found = {task.delivery_id: task.identity for task in (await claim(writer)).tasks}
+        found = {task.delivery_id: task.properties for task in (await claim(writer)).tasks}
         assert writer.asked == [
             claims._CLAIM,
             claims._LOAD_MESSAGES,
@@ -173,7 +173,7 @@ async def test_the_expiry_of_a_claimed_copy_is_the_row_s(
     await installation.queue(copy)
     async with LogWriter(database, kind="worker", isolated=False) as writer:
         ((task,),) = [(await claim(writer)).tasks]
-    assert task.identity == DeliveryProperties(expires_at_ms=copy.expires_ms)
+    assert task.properties == DeliveryProperties(expires_at_ms=copy.expires_ms)
     assert task.expires_ms == copy.expires_ms
     assert abs(task.expires_at - time.monotonic() - 3600) < 5
 
@@ -221,7 +221,7 @@ async def test_a_claim_brings_what_a_message_has(
     await installation.rows(f"UPDATE messages SET {changed}")
     async with LogWriter(database, kind="worker", isolated=False) as writer:
         (task,) = (await claim(writer)).tasks
-    assert task.identity == identity
+    assert task.properties == identity
 
 
 async def test_a_second_organisation_is_noticed(

@@ -88,7 +88,7 @@ async def test_rows_whose_sequence_numbers_cannot_be_read_are_released_at_once(
         with pytest.raises(StorageRefusedError):
             await claim(outgoing)
     (task,) = (await claim(outgoing)).tasks
-    assert task.identity == DeliveryProperties(ordering_key="k", sequence=12)
+    assert task.properties == DeliveryProperties(ordering_key="k", sequence=12)
 
 
 async def test_only_what_is_to_be_sent_is_claimed(

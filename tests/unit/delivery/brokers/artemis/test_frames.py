@@ -137,9 +137,9 @@ IDENTITIES = st.builds(
 
 @given(IDENTITIES)
 def test_the_identity_of_a_copy_is_carried(identity: DeliveryProperties) -> None:
-    copy = replace(make_copy(), identity=identity)
+    copy = replace(make_copy(), properties=identity)
     found, _ = decode_copy(handed_out(sent(copy)), SubscriptionType.PUSH)
-    assert found == replace(copy, identity=None if identity == DeliveryProperties() else identity)
+    assert found == replace(copy, properties=None if identity == DeliveryProperties() else identity)
 
 
 @given(st.lists(st.none() | IDENTITIES, max_size=6))
@@ -149,14 +149,14 @@ def test_no_pattern_of_plain_copies_loses_an_identity(
     reader = CopyDecoder(SubscriptionType.PUSH)
     plain = replace(make_copy(), headers=None)
     reader.decode(no_expiry(handed_out(sent(plain))))
-    copies = [replace(plain, identity=identity) for identity in identities]
+    copies = [replace(plain, properties=identity) for identity in identities]
     stream = on_the_wire([no_expiry(handed_out(sent(copy))) for copy in copies])
     for _ in range(2):
         found = [
             reader.decode(one)[0] if isinstance(one, Frame) else one[0]
             for one in FrameParser(reader.decode_fast).feed(stream)
         ]
-        assert [one.identity for one in found] == [
+        assert [one.properties for one in found] == [
             None if identity == DeliveryProperties() else identity for identity in identities
         ]
 
@@ -172,7 +172,7 @@ def test_a_copy_that_an_older_version_sent_has_no_known_publisher() -> None:
         (one,) = FrameParser(reader.decode_fast).feed(on_the_wire([older]))
         assert isinstance(one, Frame)
         assert reader.decode(one)[0] == replace(
-            copy, identity=DeliveryProperties(has_publisher=False)
+            copy, properties=DeliveryProperties(has_publisher=False)
         )
 
 
@@ -180,7 +180,7 @@ def test_a_native_copy_says_everything_by_names_of_jms_too() -> None:
     identity = DeliveryProperties(
         "key\n7", 12, "order:9", OTHER, "billing", True, 1_750_000_000_123
     )
-    head = sent(replace(make_copy(), native=True, identity=identity)).head
+    head = sent(replace(make_copy(), native=True, properties=identity)).head
     own = {
         "publisher": f"{OTHER}/billing",
         "ordering-key": "key\n7",
