@@ -2,30 +2,34 @@
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import bindparam, text, update
+from sqlalchemy import TextClause, bindparam, text, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.types import BigInteger, Text
 
-from rooms.db.connection import autocommit, transaction
+from rooms.db.connection import autocommit, savepoint, transaction
 from rooms.db.processes import RUNNING_S
 from rooms.db.tables.organisations import organisations
 from rooms.db.tables.rooms import rooms
 from rooms.domain.ids import OrganisationId, RoomId, first_id
 from rooms.domain.quota import ORGANISATION, Quotas, Subject, organisation_subject, room_subject
 from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
+from rooms.errors import QueryTimeoutError
+
+_log = logging.getLogger(__name__)
 
 _MARGIN: Final = timedelta(seconds=10)
 """A row shows its time only when it is committed, which may be later."""
 _DAYS_KEPT: Final = 2
-_MAX_UNCOUNTED: Final = 50_000
-"""Rows of the log that are read where a limit is set: more than a busy installation writes in ten
-seconds, after which usage has counted them."""
+_UNCOUNTED_MS: Final = 2000
+"""Time to count, where a limit is set, what usage has not counted: a row is locked meanwhile, and
+an open transaction may keep usage from counting for hours."""
 _CLOCK_MARGIN_MS: Final = 3_600_000
 """An id is of the publishing process's clock, a row's time of PostgreSQL's."""
 _API_KINDS: Final = "('serve', 'standalone')"
@@ -57,28 +61,35 @@ SELECT now() AS now, {_DAY} AS day,
     bindparam("messages", type_=ARRAY(BigInteger)),
     bindparam("bytes", type_=ARRAY(BigInteger)),
 )
-_DAY_BEGIN: Final = text(f"SELECT {_DAY}::timestamp AT TIME ZONE 'UTC'")
+_DAY_BEGIN: Final = text(f"""
+SELECT {_DAY}::timestamp AT TIME ZONE 'UTC' AS day, current_setting('statement_timeout') AS timeout
+""")
 # Only by the index of transactions are the newest rows found without reading the whole day.
-_BY_TRANSACTION: Final = text("""
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan', 'off', true), set_config('jit', 'off', true)
+_BY_TRANSACTION: Final = text(f"""
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan', 'off', true), set_config('jit', 'off', true),
+    set_config('statement_timeout', '{_UNCOUNTED_MS}', true)
 """)
 _BY_ANY_PLAN: Final = text("""
-SELECT set_config('enable_seqscan', 'on', true), set_config('enable_indexscan', 'on', true)
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_indexscan', 'on', true), set_config('statement_timeout', :timeout, true)
 """)
-# What was published before the limit was set counts, too: what usage has counted, and the rows of
-# the transactions after its mark. Both are of one snapshot, so each row is in one of them.
-_SEED: Final = text(f"""
+# By CASE, a room's rows are found by no other index, and nothing is looked up for them.
+_UNCOUNTED: Final = """
+    SELECT count(*)::int8 AS messages, coalesce(sum(payload_bytes), 0)::int8 AS bytes FROM log_entries l
+    WHERE (xid::text::bigint) >= (SELECT counted_xid FROM mark) AND message_id >= CAST(:first AS uuid) AND kind = 'published'
+        AND ts >= greatest(CAST(:day AS timestamptz), (SELECT since FROM mark))
+        AND CASE WHEN CAST(:organisation AS uuid) IS NULL THEN room_id = :room ELSE CAST(:organisation AS uuid) = (
+            SELECT coalesce(m.publisher_organisation_id, r.organisation_id) FROM messages m JOIN rooms r ON r.id = m.room_id
+            WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
+        ) END
+"""
+
+
+def _seed(uncounted: str) -> TextClause:
+    return text(f"""
 WITH mark AS MATERIALIZED (
     SELECT counted_xid, since FROM usage_mark WHERE coalesce(system, '') IN ('', (SELECT system_identifier::text FROM pg_control_system()))
-), newest AS MATERIALIZED (
-    SELECT room_id, message_id, kind, ts, payload_bytes FROM log_entries
-    WHERE (xid::text::bigint) >= (SELECT counted_xid FROM mark) AND message_id >= CAST(:first AS uuid) LIMIT {_MAX_UNCOUNTED}
 ), uncounted AS (
-    SELECT count(*)::int8 AS messages, coalesce(sum(payload_bytes), 0)::int8 AS bytes FROM newest l
-    WHERE kind = 'published' AND ts >= greatest(CAST(:day AS timestamptz), (SELECT since FROM mark)) AND (room_id = :room OR CAST(:organisation AS uuid) = (
-        SELECT coalesce(m.publisher_organisation_id, r.organisation_id) FROM messages m JOIN rooms r ON r.id = m.room_id
-        WHERE m.room_id = l.room_id AND m.id = l.message_id LIMIT 1
-    ))
+    {uncounted}
 ), counted AS (
     SELECT coalesce(sum(u.messages), 0)::int8 AS messages, coalesce(sum(u.bytes), 0)::int8 AS bytes FROM usage_hours u
     WHERE u.hour >= CAST(:day AS timestamptz) AND (u.organisation_id = CAST(:organisation AS uuid) OR u.room_id = :room)
@@ -88,6 +99,12 @@ SELECT :subject, {_DAY}, c.messages + n.messages, c.bytes + n.bytes, clock_times
 ON CONFLICT (subject, day) DO UPDATE SET messages = greatest(q.messages, excluded.messages),
     bytes = greatest(q.bytes, excluded.bytes), at = excluded.at
 """)  # noqa: S608 - constants of this package
+
+
+# What was published before the limit was set counts, too: what usage has counted, and the rows of
+# the transactions after its mark. Both are of one snapshot, so each row is in one of them.
+_SEED: Final = _seed(_UNCOUNTED)
+_SEED_COUNTED: Final = _seed("SELECT 0::int8 AS messages, 0::int8 AS bytes")
 # Of an organisation or of a room, whichever is given. Two counts, each of which reads one index:
 # with OR, all subscriptions of the installation are read. Strangers must not use up a room's quota,
 # so what waits for its owner's approval counts there once it is approved.
@@ -212,7 +229,7 @@ async def set_quotas(
     """Store the limits of one of the two; the caller has locked its row.
 
     A room's plan version must be counted up in the same transaction. Where days were not counted,
-    the day so far is their first count.
+    the day so far is their first count. Where that takes too long, it lacks the latest messages.
     """
     before = await find_quotas(connection, organisation=organisation, room=room)
     values = {"quotas": quotas.to_document()}
@@ -229,11 +246,19 @@ async def set_quotas(
 async def _count_day_so_far(
     connection: AsyncConnection, identities: Mapping[str, str | int | None]
 ) -> None:
-    day: datetime = (await connection.execute(_DAY_BEGIN)).scalar_one()
+    row = (await connection.execute(_DAY_BEGIN)).one()
+    day: datetime = row.day
+    values = {**identities, "day": day}
     first = first_id(int(day.timestamp() * 1000) - _CLOCK_MARGIN_MS)
-    await connection.execute(_BY_TRANSACTION)
-    await connection.execute(_SEED, {**identities, "day": day, "first": first})
-    await connection.execute(_BY_ANY_PLAN)
+    try:
+        async with savepoint(connection):
+            await connection.execute(_BY_TRANSACTION)
+            await connection.execute(_SEED, {**values, "first": first})
+            await connection.execute(_BY_ANY_PLAN, {"timeout": row.timeout})
+    except QueryTimeoutError:
+        # The limit holds all the same, and its first count is too low.
+        _log.warning("the first count of %s lacks the latest messages", identities["subject"])
+        await connection.execute(_SEED_COUNTED, values)
 
 
 async def find_quotas(

@@ -10,6 +10,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import text
 
 from delivery.maintenance.usage import count_usage
 from rooms.db import quotas as records
@@ -474,6 +475,64 @@ async def test_a_limit_that_is_set_later_counts_what_usage_has_not_counted_yet(
         assert world.used(organisation_subject(organisation))[0] == 6
     finally:
         await engine.dispose()
+
+
+async def test_other_rows_of_the_log_do_not_use_up_the_first_count(world: World) -> None:
+    """While a transaction is open, usage counts nothing, and so many rows wait."""
+    await world.publish("ab")
+    world.data.run(
+        "INSERT INTO log_entries (room_id, message_id, writer_id, writer_seq, kind)"
+        " SELECT room_id, message_id, 9, n, 'enqueued' FROM generate_series(1, 50001) n,"
+        " (SELECT room_id, message_id FROM log_entries LIMIT 1) l"
+    )
+    await world.publish("ab")
+    await world.publish("ab")
+    engine = open_engine(world.data.url, size=1)
+    try:
+        async with transaction(engine) as connection:
+            quotas = Quotas(messages_per_day=9)
+            await records.set_quotas(
+                connection, quotas, organisation=world.principal.organisation_id
+            )
+            await records.set_quotas(connection, quotas, room=world.room)
+    finally:
+        await engine.dispose()
+    assert world.used(organisation_subject(world.principal.organisation_id)) == (3, 12)
+    assert world.used(room_subject(world.room)) == (3, 12)
+
+
+async def test_a_limit_is_set_also_where_its_first_count_takes_too_long(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = open_engine(world.data.url, size=2)
+    try:
+        await world.publish("ab")
+        await count_usage(engine, lambda: True)
+        await world.publish("ab")
+        settings = text(
+            "SELECT current_setting('statement_timeout'), current_setting('enable_seqscan'),"
+            " current_setting('enable_indexscan')"
+        )
+        async with transaction(engine) as locking, asyncio.timeout(30):
+            await locking.execute(text("LOCK TABLE log_entries IN ACCESS EXCLUSIVE MODE"))
+            async with transaction(engine) as connection:
+                await connection.execute(text("SET LOCAL statement_timeout = '29s'"))
+                before = (await connection.execute(settings)).one()
+                await records.set_quotas(connection, Quotas(messages_per_day=9), room=world.room)
+                assert (await connection.execute(settings)).one() == before
+        async with transaction(engine) as connection:
+            await connection.execute(text("SET LOCAL statement_timeout = '29s'"))
+            limited = await records.find_quotas(connection, room=world.room)
+            await records.set_quotas(connection, Quotas(), room=world.room)
+            await records.set_quotas(connection, limited, room=world.room)
+            assert (await connection.execute(settings)).one() == before
+    finally:
+        await engine.dispose()
+    assert limited == Quotas(messages_per_day=9)
+    assert world.used(room_subject(world.room)) == (2, 8)
+    assert caplog.messages == [
+        f"the first count of {room_subject(world.room)} lacks the latest messages"
+    ]
 
 
 async def test_the_next_day_begins_at_zero() -> None:
