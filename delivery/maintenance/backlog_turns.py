@@ -14,7 +14,11 @@ from rooms.domain.ids import OrganisationId
 MAX_BACKLOGGED: Final = 64
 """Organisations that take turns; further ones wait by time with all others."""
 OVERLAP: Final = timedelta(seconds=2)
-"""The next look at all others begins so long before the last one. A later run finds older rows."""
+"""The next look at all others begins so long before the last one."""
+LONG_OVERLAP: Final = timedelta(minutes=1)
+LONG_OVERLAP_EVERY: Final = timedelta(seconds=15)
+"""Once in so long it begins earlier, for what was locked or committed late. A later run finds what
+is older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class BacklogTurns:
         self._backlogged: dict[OrganisationId, datetime] = {}
         """Where the next batch of each begins, in the order of their turns."""
         self._others_next = True
+        self._long_look_at: datetime | None = None
         self.is_done = False
         """True: nothing was left that is due."""
 
@@ -75,7 +80,7 @@ class BacklogTurns:
             return
         self._others_next = False
         if reached is None:
-            self._others_low = at - OVERLAP
+            self._others_low = self._next_look_from(at)
             self.is_done = not self._backlogged
             return
         self._others_low = reached
@@ -83,3 +88,11 @@ class BacklogTurns:
         if largest is not None and not known and len(self._backlogged) < MAX_BACKLOGGED:
             self._backlogged[largest] = turn.low
             self._others_next = True
+
+    def _next_look_from(self, at: datetime) -> datetime:
+        if self._long_look_at is None:
+            self._long_look_at = at
+        if at - self._long_look_at < LONG_OVERLAP_EVERY:
+            return at - OVERLAP
+        self._long_look_at = at
+        return at - LONG_OVERLAP

@@ -3,8 +3,8 @@
 An expiry scan follows the index from the end of the previous scan. Two kinds of rows may be behind
 that position. A publish may take longer to commit than its messages live: each scan starts a little
 earlier, and one in a while a whole minute earlier. Skipped rows (under way, or leased) are kept by
-id until they end. The saved watermark, where a successor starts, never passes either kind. Beyond
-one batch, organisations take turns (`backlog_turns.py`).
+id until they end, and tried again every second. The saved watermark, where a successor starts,
+never passes either kind. Beyond one batch, organisations take turns (`backlog_turns.py`).
 
 A statement that ends the head of an ordering key advances the key. The repair covers two cases: the
 worker did not know yet that its subscription is ordered, or an operator changed rows by hand. It
@@ -32,6 +32,8 @@ OVERLAP: Final = timedelta(seconds=2)
 LONG_SCAN_OVERLAP: Final = timedelta(minutes=1)
 LONG_SCAN_EVERY_S: Final = 15.0
 SAVE_WATERMARK_EVERY_S: Final = 10.0
+RETRY_SKIPPED_EVERY_S: Final = 1.0
+"""Within a run, which lasts as long as a backlog does."""
 _EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 PAGE_SIZE: Final = 1000
 MAX_PAGES: Final = 5
@@ -48,6 +50,7 @@ class DeliveryExpirer:
         self._clock = clock
         self._scanned_to: datetime | None = None
         self._skipped: dict[DeliveryId, datetime] = {}
+        self._next_retry_s = 0.0
         self._next_long_scan_s = 0.0
         self._next_save_s = 0.0
 
@@ -79,6 +82,8 @@ class DeliveryExpirer:
             return batch.scanned_at
         turns = BacklogTurns(batch.latest_expiry)
         while should_continue() and not turns.is_done:
+            if self._clock.monotonic() >= self._next_retry_s:
+                await self._retry_skipped(should_continue)
             turn = turns.next()
             limit = BATCH + len(self._skipped)
             batch = await self._queries.expire_in_turn(
@@ -100,6 +105,7 @@ class DeliveryExpirer:
             for delivery_id in some:
                 del self._skipped[delivery_id]
             self._skipped |= batch.skipped
+        self._next_retry_s = self._clock.monotonic() + RETRY_SKIPPED_EVERY_S
 
 
 async def expire_leases(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from delivery.maintenance.expiry import BATCH, DeliveryExpirer, expire_leases
 from rooms.clock import SystemClock
 from rooms.db.leases.release import LeaseQueries
-from rooms.db.queue.expire import ExpiryQueries
+from rooms.db.queue.expire import ExpiryBatch, ExpiryQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.state_machine import State, SubscriptionType
 from tests.support.installation import Installation, ago
+from tests.support.manual_clock import ManualClock
 
 STATEMENTS = 4
 """Enough for another organisation, and not for the backlogs."""
@@ -105,6 +107,43 @@ async def test_expired_messages_of_another_organisation_are_not_waited_for(
     await expirer.run(Term())
     assert await states(installation, many) == {State.EXPIRED: BATCHES * BATCH}
     assert await installation.value("SELECT at FROM upkeep_marks WHERE name = 'expiry'") > ago(5)
+
+
+class ReleasingQueries(ExpiryQueries):
+    """Release the claim of one delivery in the second turn, seconds after the run began."""
+
+    def __init__(
+        self, writer: LogWriter, clock: ManualClock, release: Callable[[], Awaitable[object]]
+    ) -> None:
+        super().__init__(writer)
+        self._test_clock = clock
+        self._release = release
+        self._turns = 0
+
+    async def expire_in_turn(
+        self, low: datetime, *, limit: int, excluded: Sequence[OrganisationId]
+    ) -> ExpiryBatch:
+        self._turns += 1
+        batch = await super().expire_in_turn(low, limit=limit, excluded=excluded)
+        if self._turns == 2:
+            await self._release()
+            self._test_clock.now_s += 2.0
+        return batch
+
+
+async def test_a_message_that_was_under_way_waits_for_no_backlog_of_another_organisation(
+    installation: Installation, writer: LogWriter
+) -> None:
+    other = await other_organisation(installation, 8)
+    many = await expire(installation, BATCHES * BATCH, ago(10))
+    one = await expire(other, 1, ago(5))
+    claim = "UPDATE outbox SET claimed_until = now() + %s * interval '1 hour' WHERE subscription_id = %s"
+    await installation.rows(claim, 1, one)
+    clock = ManualClock()
+    queries = ReleasingQueries(writer, clock, lambda: installation.rows(claim, -1, one))
+    await DeliveryExpirer(queries, clock).run(Term(STATEMENTS + 3))
+    assert await states(other, one) == {State.EXPIRED: 1}
+    assert (await states(installation, many))[State.QUEUED] > BATCH
 
 
 @pytest.mark.parametrize("ending", ["leases", "messages"])

@@ -31,7 +31,7 @@ class Due:
             self.rows.remove(row)
         return taken
 
-    def play(self, turns: BacklogTurns) -> Counter[OrganisationId]:
+    def play(self, turns: BacklogTurns, at: datetime = NOW) -> Counter[OrganisationId]:
         """Play one turn; return how much ended of each organisation."""
         turn = turns.next()
         taken = self.end(turn)
@@ -40,7 +40,7 @@ class Due:
             turn,
             reached=taken[-1][0] if len(taken) == BATCH else None,
             largest=max(counts, key=counts.__getitem__, default=None),
-            at=NOW,
+            at=at,
         )
         return counts
 
@@ -83,6 +83,20 @@ def test_what_came_late_is_found_when_a_backlog_has_ended() -> None:
     due.add(A, 1, 1.0)
     assert due.play(turns) == {A: 1}
     assert turns.is_done
+
+
+def test_what_was_locked_or_committed_late_waits_for_a_long_look() -> None:
+    """A row of another organisation was not seen by the look at its time."""
+    due, turns = Due([]), BacklogTurns(START)
+    due.add(A, 100 * BATCH, 600.0)
+    assert [due.play(turns) for _ in range(3)] == [{A: BATCH}, {}, {A: BATCH}]
+    due.add(B, 1, 30.0)
+    waited_s, counts = 0.0, Counter[OrganisationId]()
+    while B not in counts:
+        waited_s += 1.0
+        counts += due.play(turns, NOW + timedelta(seconds=waited_s))
+        assert waited_s < 20.0
+    assert due.rows
 
 
 def test_rows_of_no_organisation_end_in_the_turns_of_all_others() -> None:
