@@ -199,10 +199,11 @@ class Preparer:
         answered: Mapping[str, bytes],
         refused: Mapping[int, str],
     ) -> bool:
-        """Check messages and add their routes. Return whether a slice of `SLICE_NS` ended early."""
+        """Check messages until `SLICE_NS` or a schema is built. Return whether that ended it."""
         routes, problems, checking = found.routes, found.problems, found.checking
         work_ns: float = 0
         is_searched = bool(problems)
+        loaded_schemas = routing.loaded_schemas
         for index, message in messages:
             if message.id in answered:
                 routes.append(None)
@@ -213,12 +214,16 @@ class Preparer:
                 route = _route(routing, message, access, refused.get(index))
                 schema = routing.schema(message.event_type, route.version)
             except (UnroutableError, InvalidError) as exc:
-                advice = ""
                 # Only once: the search for a similar name takes longer than the rest.
-                if not is_searched and getattr(exc, "field", "") == "event_type":
-                    advice = routing.event_type_advice(message.event_type, access)
-                    is_searched = True
-                problems += routing_problems(exc, prefix, advice)
+                searches = not is_searched and getattr(exc, "field", "") == "event_type"
+                is_searched = is_searched or searches
+                problems += routing_problems(
+                    exc,
+                    prefix,
+                    routing.event_type_advice(message.event_type, access) if searches else "",
+                )
+                if len(problems) >= MAX_PROBLEMS or routing.loaded_schemas != loaded_schemas:
+                    return len(problems) < MAX_PROBLEMS
                 continue
             chosen = message.destinations
             if message.deliver_at is not None or chosen is not None:
@@ -242,7 +247,7 @@ class Preparer:
             routes.append(route)
             if len(problems) >= MAX_PROBLEMS:
                 break
-            if work_ns >= SLICE_NS:
+            if work_ns >= SLICE_NS or routing.loaded_schemas != loaded_schemas:
                 return True
         return False
 

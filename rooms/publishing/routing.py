@@ -160,6 +160,8 @@ class RoutingTable:
             self._versions.setdefault(version.name, {})[version.version] = version.schema
         self._routes: dict[tuple[str, int], EventRoute] = {}
         self._schemas: dict[tuple[str, int], PayloadSchema | InvalidError | None] = {}
+        self.loaded_schemas = 0
+        """Schemas that were built so far, each of which may take tens of milliseconds."""
         self.filters: dict[tuple[SubscriptionId, int], MessageFilter] = {}
         if previous is not None and previous.filters:
             current = {(one.id, one.version) for one in record.subscriptions}
@@ -256,7 +258,11 @@ class RoutingTable:
         key = (event_type, version)
         if key not in self._schemas:
             text = self._versions[event_type][version]
-            self._schemas[key] = None if text is None else self._load_schema(text)
+            if text is None:
+                self._schemas[key] = None
+            else:
+                self.loaded_schemas += 1
+                self._schemas[key] = self._load_schema(text)
         found = self._schemas[key]
         if isinstance(found, InvalidError):
             raise InvalidError(*found.problems)

@@ -211,6 +211,8 @@ class _SchemaWalker:
         if not isinstance(schema, dict):
             self.is_plain = self.is_plain and isinstance(schema, bool)
             return _LEAF
+        if not schema:
+            return _LEAF  # In 32 KiB there may be ten thousand of them.
         known = self._measured.get(id(schema))
         if known is not None:
             return known

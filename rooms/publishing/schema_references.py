@@ -14,8 +14,11 @@ from urllib.parse import unquote
 MAX_DEPTH: Final = 100
 """Most levels of nested objects and lists in a schema."""
 REFERENCE_KEYWORDS: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
-_MAX_CANDIDATES: Final = 50_000
-"""Most candidates that are looked up in all, which takes some hundredths of a second."""
+_MAX_EXTRA_STEPS: Final = 50_000
+"""Most steps to all candidates beyond the first of each reference: some hundredths of a second.
+
+The steps to the first are no more than the bytes of the reference.
+"""
 _MAX_INDEX_DIGITS: Final = 6
 _MAX_QUOTED: Final = 100
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
@@ -46,7 +49,7 @@ class SchemaReferences:
         self._recursive: list[object] = []
         self._resources_around: dict[int, tuple[object, ...]] = {}
         """The schemas with an `$id` that contain a schema, if there are any below the root."""
-        self._left = _MAX_CANDIDATES
+        self._extra_steps_left = _MAX_EXTRA_STEPS
         self.is_one_resource = True
         """No part of the schema has an `$id` of its own."""
         self._index()
@@ -64,13 +67,16 @@ class SchemaReferences:
                 f'has the {keyword} "{quoted}", to nothing in the schema; put what it means under'
                 " $defs and refer to #/$defs/NAME"
             )
-        self._left -= len(found)
-        if self._left < 0:
+        self._spend(len(found) - 1)
+        return found
+
+    def _spend(self, steps: int) -> None:
+        self._extra_steps_left -= steps
+        if self._extra_steps_left < 0:
             raise SchemaBoundError(
                 "has too many references that could mean several of its parts; give each $id and"
                 " $anchor a name of its own"
             )
-        return found
 
     def _find(self, schema: Schema, uri: str, fragment: str) -> Iterator[object]:
         if not uri:
@@ -90,7 +96,8 @@ class SchemaReferences:
             tuple(unquote(fragment).split("/")[1:]),
             tuple(unquote(step) for step in fragment.split("/")[1:]),
         }
-        self._left -= len(resources)
+        steps = 1 + fragment.count("/")
+        self._spend(max(0, len(resources) * len(pointers) - 1) * steps)
         for resource in resources:
             for pointer in pointers:
                 yield from _follow(resource, pointer)

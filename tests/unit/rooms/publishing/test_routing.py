@@ -1,5 +1,6 @@
 """The plan of a room against the plainest statement of who gets what; request and schema rules beside it."""
 
+import contextlib
 import json
 import tracemalloc
 from typing import Any
@@ -16,7 +17,7 @@ from rooms.db.publish.routing import (
     SubscriptionRecord,
     VersionRecord,
 )
-from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
+from rooms.domain.ids import IdGenerator, KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.principal import Principal
 from rooms.domain.room import destination_name
 from rooms.domain.state_machine import Scope, SubscriptionType
@@ -30,7 +31,13 @@ from rooms.errors import (
 from rooms.publishing.cel_filter import FilterInput
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
-from rooms.publishing.request import check_idempotency_key, decode_batch, decode_message
+from rooms.publishing.prepare import Preparer
+from rooms.publishing.request import (
+    MessageRequest,
+    check_idempotency_key,
+    decode_batch,
+    decode_message,
+)
 from rooms.publishing.routing import PublishAccess, RoutingTable, UnroutableError
 from tests.support.publisher import make_id
 
@@ -593,3 +600,30 @@ def test_a_stored_schema_beyond_a_bound_is_named_at_publish(schema: Any, why: st
     plan = RoutingTable(a_plan(versions=(VersionRecord("a", 1, json.dumps(schema)),)))
     with pytest.raises(InvalidError, match="its schema cannot be used: .*" + why):
         plan.schema("a", 1)
+
+
+@pytest.mark.parametrize("schema", ['{"type": "object"}', '{"$ref": "#none"}'])
+def test_a_batch_lets_others_go_on_after_each_schema_that_it_builds(schema: str) -> None:
+    """Build those of ten event types, valid or not: each may take tens of milliseconds."""
+    names = [f"type{number}" for number in range(10)]
+    table = RoutingTable(a_plan(versions=tuple(VersionRecord(name, 1, schema) for name in names)))
+
+    def count_slices() -> int:
+        slices = Preparer(IdGenerator(lambda _: 0), max_payload_bytes=1000).prepare_in_slices(
+            table,
+            [MessageRequest(event_type=name, payload=msgspec.Raw(b"{}")) for name in names],
+            batch=True,
+            publisher=b"",
+            now_ms=1,
+            access=None,
+            application=None,
+            answered={},
+            refused={},
+        )
+        count = 0
+        with contextlib.suppress(InvalidError):
+            for _ in slices:
+                count += 1
+        return count
+
+    assert [count_slices(), count_slices()] == [10, 0]

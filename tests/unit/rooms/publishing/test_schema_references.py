@@ -126,3 +126,19 @@ def test_references_with_many_meanings_are_bounded() -> None:
     references = [{"$ref": f"urn:{number}:x"} for number in range(400)]
     with pytest.raises(SchemaBoundError, match="too many references"):
         measure_schema({"$defs": {"x": {"prefixItems": parts}}, "allOf": references})
+
+
+def test_long_pointers_into_many_resources_are_bounded() -> None:
+    """Each of the references is looked up in all 93 resources around it, at 40 steps each."""
+    schema: dict[str, Any] = {"anyOf": [{"$ref": "#" + "/a" * 40} for _ in range(310)]}
+    for _ in range(93):
+        schema = {"$id": "a", "a": schema}
+    schema["allOf"] = [{"$ref": "#" + "/a" * 93}]
+    with pytest.raises(SchemaBoundError, match="too many references"):
+        measure_schema(schema)
+
+
+def test_many_references_that_mean_one_part_each_are_not_bounded_so() -> None:
+    references = [{"$ref": "#/$defs/a/b/c/d"} for _ in range(20_000)]
+    schema = {"$defs": {"a": {"b": {"c": {"d": TEXT}}}}, "allOf": references}
+    assert measure_schema(schema).unfolded == 40_001
