@@ -26,6 +26,7 @@ from rooms.publishing.number_bounds import (
     keyword_ns,
 )
 from rooms.publishing.regex_bounds import pattern_weight
+from rooms.publishing.schema_recursion import ClosureSizes
 from rooms.publishing.schema_references import (
     MAX_DEPTH,
     REFERENCE_KEYWORDS,
@@ -100,6 +101,9 @@ _PLAIN_FORMATS: Final = (
 """Formats that are checked in one pass over the text."""
 _SANDBOX_SCHEMA_KEYWORDS: Final = ("unevaluatedItems", "unevaluatedProperties", "contentSchema")
 _SANDBOX_MAP_KEYWORDS: Final = ("dependentSchemas", "dependencies")
+_SAME_VALUE_KEYWORDS: Final = frozenset(
+    {*_SCHEMA_KEYWORDS, *_SCHEMA_LIST_KEYWORDS, *_SANDBOX_MAP_KEYWORDS}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,8 @@ def measure_schema(schema: object) -> SchemaMeasure:
             f"unfolds to more than {MAX_UNFOLDED} sub-schemas, as its references multiply;"
             " share less, or split the type"
         )
+    if walk.is_recursive:
+        ClosureSizes(walk.list_same_value_parts, MAX_UNFOLDED).check([schema, *walk.starts])
     way = 1 + path_bytes // _QUOTED_BYTES
     return SchemaMeasure(
         unfolded,
@@ -205,6 +211,10 @@ class _SchemaWalker:
         self._measured: dict[int, _Part] = {}
         self._visiting: set[int] = set()
         self.is_plain = self._references.is_one_resource
+        self.is_recursive = False
+        """A reference may lead back to a schema around it."""
+        self.starts: list[object] = []
+        """The schemas for values inside others."""
 
     def visit(self, schema: object) -> _Part:
         """Return the unfolded size and the cost."""
@@ -219,6 +229,7 @@ class _SchemaWalker:
         if id(schema) in self._visiting:
             # The payload decides how often a recursive reference is followed.
             self.is_plain = False
+            self.is_recursive = True
             return _LEAF
         if len(self._visiting) > MAX_DEPTH:
             raise SchemaBoundError(
@@ -264,7 +275,20 @@ class _SchemaWalker:
         """Measure the schemas that a keyword evaluates."""
         if keyword in REFERENCE_KEYWORDS:
             return [self._reference_part(schema, keyword)]
-        return [self.visit(inner) for inner in self._subschemas(keyword, schema[keyword])]
+        inside = list(self._subschemas(keyword, schema[keyword]))
+        if keyword not in _SAME_VALUE_KEYWORDS:
+            self.starts += inside
+        return [self.visit(inner) for inner in inside]
+
+    def list_same_value_parts(self, schema: Mapping[str, Any]) -> list[list[object]]:
+        """Return the schemas that a schema combines for its own value, with all candidates."""
+        found: list[list[object]] = []
+        for keyword, value in schema.items():
+            if keyword in REFERENCE_KEYWORDS:
+                found.append(self._references.candidates(schema, keyword, value))
+            elif keyword in _SAME_VALUE_KEYWORDS:
+                found += [[inner] for inner in self._subschemas(keyword, value)]
+        return found
 
     def _subschemas(self, keyword: str, value: Any) -> Iterable[object]:
         """Return the schemas that a keyword evaluates, other than those it refers to."""

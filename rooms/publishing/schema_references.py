@@ -49,6 +49,8 @@ class SchemaReferences:
         self._recursive: list[object] = []
         self._resources_around: dict[int, tuple[object, ...]] = {}
         """The schemas with an `$id` that contain a schema, if there are any below the root."""
+        self._found: dict[tuple[int, str], list[object]] = {}
+        """The candidates by the schema's identity and the keyword."""
         self._extra_steps_left = _MAX_EXTRA_STEPS
         self.is_one_resource = True
         """No part of the schema has an `$id` of its own."""
@@ -56,6 +58,9 @@ class SchemaReferences:
 
     def candidates(self, schema: Schema, keyword: str, reference: object) -> list[object]:
         """Return what a reference may mean. SchemaBoundError: nothing in this document."""
+        key = (id(schema), keyword)
+        if key in self._found:
+            return self._found[key]
         found: list[object] = []
         if isinstance(reference, str):
             found = list(self._find(schema, *reference.partition("#")[::2]))
@@ -68,6 +73,7 @@ class SchemaReferences:
                 " $defs and refer to #/$defs/NAME"
             )
         self._spend(len(found) - 1)
+        self._found[key] = found
         return found
 
     def _spend(self, steps: int) -> None:
