@@ -5,9 +5,9 @@
     └── failure within 30 s of the last outage's first line ──► flapping: counted, logged later
 
 Each caller names a consequence, such as `requests were refused`. A dependency is logged once,
-however many callers notice the outage. A refused request may never be sent again, so any answer of
-the dependency ends that consequence. Like loggers, `OUTAGES` is shared by the whole process. All
-calls must come from the thread of the event loop.
+however many callers notice the outage. A refused request may never be sent again, so an answer of
+the dependency ends that consequence, if the request would have been answered, too. Like loggers,
+`OUTAGES` is shared by the whole process. All calls must come from the thread of the event loop.
 """
 
 import logging
@@ -154,20 +154,28 @@ class Outages:
             outage.last_failures = {
                 name: at for name, at in outage.last_failures.items() if now - at < STALE_S
             }
-            if not outage.last_failures and outage.logged:
-                _log.warning(
-                    "%s is back after %.0f s; %s meanwhile",
-                    _capitalised(one),
-                    now - outage.since,
-                    _format_counts(outage.counts),
-                )
-                outage.logged = False
-                outage.counts.clear()
-        self.any_failing = any(outage.last_failures for outage in self._outages.values())
+            self._log_end(one, outage)
 
     def record_answer(self, dependency: Dependency) -> None:
-        """Record that a dependency answered: requests are not refused for it any more."""
-        self.record_success(REQUESTS_REFUSED, dependency=dependency)
+        """Record that a dependency answered: requests are not refused for it any more.
+
+        Other consequences last, however long ago they failed: what failed is not what was answered.
+        """
+        outage = self._outages.get(dependency) if self.any_failing else None
+        if outage is not None and outage.last_failures.pop(REQUESTS_REFUSED, None) is not None:
+            self._log_end(dependency, outage)
+
+    def _log_end(self, dependency: Dependency, outage: _Outage) -> None:
+        if not outage.last_failures and outage.logged:
+            _log.warning(
+                "%s is back after %.0f s; %s meanwhile",
+                _capitalised(dependency),
+                self._monotonic() - outage.since,
+                _format_counts(outage.counts),
+            )
+            outage.logged = False
+            outage.counts.clear()
+        self.any_failing = any(one.last_failures for one in self._outages.values())
 
     def reset(self) -> None:
         """Forget all outages without logging."""

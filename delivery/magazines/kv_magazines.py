@@ -30,7 +30,7 @@ from rooms.domain.magazine import (
     check_shards,
 )
 from rooms.errors import ConflictError, MagazineMissingError, MagazineUnavailableError
-from rooms.outages import OUTAGES, Dependency
+from rooms.outages import OUTAGES, STALE_S, Dependency
 from rooms.ports import Clock
 
 _T = TypeVar("_T")
@@ -40,19 +40,37 @@ _THREADS_PER_PROCESSOR: Final = 4
 class ThreadRunner:
     """Run blocking calls on threads; raise the errors of `rooms.errors`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._refused_at = float("-inf")
+        """A full store refused a write then; it goes on answering reads and deletions."""
         self._executor = ThreadPoolExecutor(max_workers=size, thread_name_prefix="magazines")
 
     async def run(self, call: Callable[..., _T], *given: Any, **named: Any) -> _T:
+        """Run a call. Its answer ends an outage, except while the store refuses writes."""
+        result = await self._run(call, *given, **named)
+        if self._monotonic() - self._refused_at >= STALE_S:
+            OUTAGES.record_answer(Dependency.MAGAZINES)
+        return result
+
+    async def write(self, call: Callable[..., _T], *given: Any, **named: Any) -> _T:
+        """Run a call that a full store would refuse."""
+        result = await self._run(call, *given, **named)
+        self._refused_at = float("-inf")
+        OUTAGES.record_answer(Dependency.MAGAZINES)
+        return result
+
+    async def _run(self, call: Callable[..., _T], *given: Any, **named: Any) -> _T:
         def work() -> _T:
             return call(*given, **named)
 
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        except (AmbiguousResultError, StoreRefusedError) as exc:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except StoreRefusedError as exc:
+            self._refused_at = self._monotonic()
             raise MagazineUnavailableError(str(exc)) from exc
-        OUTAGES.record_answer(Dependency.MAGAZINES)
-        return result
+        except AmbiguousResultError as exc:
+            raise MagazineUnavailableError(str(exc)) from exc
 
     async def close(self) -> None:
         await asyncio.to_thread(self._executor.shutdown)
@@ -80,7 +98,7 @@ class AsyncKvMagazine:
 
     async def load(self, entries: Sequence[Entry]) -> Sequence[Slot]:
         _check_batch(len(entries))
-        return await self._threads.run(self._magazine.load, entries)
+        return await self._threads.write(self._magazine.load, entries)
 
     async def fire(self, limit: int = 1) -> Sequence[StoredEntry]:
         _check_batch(limit)
@@ -148,7 +166,9 @@ class AsyncKvMagazines:
         `process` marks stamps; `start` is the first shard; `threads` 0: four for each processor.
         """
         self._store = store
-        self._threads = ThreadRunner(threads or _THREADS_PER_PROCESSOR * (os.cpu_count() or 1))
+        self._threads = ThreadRunner(
+            threads or _THREADS_PER_PROCESSOR * (os.cpu_count() or 1), clock.monotonic
+        )
         self._clock = clock
         self._retry_policy = retry_policy
         self._loads, self._fires = count(start), count(start)

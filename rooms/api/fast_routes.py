@@ -15,7 +15,7 @@ from rooms.db.authentication import ClientAddress
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import MalformedError, NotFoundError, RoomsError, TooLargeError
-from rooms.outages import OUTAGES, Dependency
+from rooms.outages import OUTAGES, REQUESTS_REFUSED, Dependency
 from rooms.publishing.group_commit import CommitOutcome
 from rooms.publishing.publisher import Publisher, PublishResult
 
@@ -342,7 +342,7 @@ class FastRoutes:
         except Exception as exc:  # noqa: BLE001 - a bug is answered as a problem, and logged
             return _failure_parts(exc, path)
         if OUTAGES.any_failing:
-            OUTAGES.record_answer(Dependency.POSTGRESQL)
+            OUTAGES.record_success(REQUESTS_REFUSED, dependency=Dependency.POSTGRESQL)
         return (
             answer.status,
             [_JSON_HEADER, _REPLAYED_HEADER_LINE] if answer.replayed else [_JSON_HEADER],
@@ -383,7 +383,7 @@ class _PendingPublish:
         """Respond; a conflict wrote nothing, and is answered as if the request came now."""
         if outcome is None:
             if OUTAGES.any_failing:
-                OUTAGES.record_answer(Dependency.POSTGRESQL)
+                OUTAGES.record_success(REQUESTS_REFUSED, dependency=Dependency.POSTGRESQL)
             self._responder.respond((_ACCEPTED, [_JSON_HEADER], self.content))
         elif isinstance(outcome, Exception):
             self._responder.run(self._failed(outcome))

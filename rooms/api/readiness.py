@@ -82,7 +82,6 @@ class StoreHealth:
             )
             return False
         OUTAGES.record_success(self._check_failed, dependency=self._dependency)
-        OUTAGES.record_answer(self._dependency)
         return True
 
 

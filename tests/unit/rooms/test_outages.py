@@ -191,6 +191,20 @@ def test_an_answer_ends_refusals_and_nothing_that_is_still_tried(
     ]
 
 
+def test_answers_between_end_nothing_that_is_tried_each_quarter_of_a_minute(
+    outages: Outages, hand: Hand, lines: Lines
+) -> None:
+    for _ in range(4):
+        outages.record_failure(AWAY, UNSENT)
+        hand.now += 15
+        outages.record_answer(Dependency.POSTGRESQL)
+    outages.record_success(UNSENT)
+    assert lines() == [
+        "PostgreSQL is away: connection refused",
+        "PostgreSQL is back after 60 s; 4 wake-ups failed meanwhile",
+    ]
+
+
 def test_parts_go_and_come_back_by_themselves(outages: Outages, hand: Hand, lines: Lines) -> None:
     outages.record_failure(BrokerUnavailableError("reset"), REFUSED)
     outages.record_failure(AWAY, REFUSED)
