@@ -50,10 +50,10 @@ class Metrics:
     - File of TLS with an end. Values: certificate or revocation_list.
 
     Other labels: `error` is an ErrorClass or none, and `status` is 2xx to 5xx or none. `bound` is
-    all, organisation or endpoint. `reason` of a failed authentication is missing, malformed,
-    checksum, unknown, limited, network, certificate or forwarded. `queue` is the store name of a
-    handler queue or other, and `magazine` is main or sideline. `cause` is a system's error, such as
-    EMFILE. `process` is api, worker, upkeep, relay, standalone or handlers.
+    all, organisation or endpoint, or schema or filter. `reason` of a failed authentication is
+    missing, malformed, checksum, unknown, limited, network, certificate or forwarded. `queue` is
+    the store name of a handler queue or other, and `magazine` is main or sideline. `cause` is a
+    system's error, such as EMFILE. `process` is api, worker, upkeep, relay, standalone or handlers.
     """
 
     def __init__(self) -> None:
@@ -291,7 +291,7 @@ class Metrics:
         self.acks = Counter(
             "rooms_acks", "Leases settled or extended.", ["outcome"], registry=registry
         )
-        self._initialise_alerted_counters()
+        self._initialise_counters()
 
     def _add_webhooks(self, registry: CollectorRegistry) -> None:
         self.connection_waits = Counter(
@@ -365,18 +365,15 @@ class Metrics:
             multiprocess_mode="livemin",
         )
 
-    def _initialise_alerted_counters(self) -> None:
-        # Prometheus sees no increase in a series that begins above 0, so the first failure would
-        # raise no alert.
+    def _initialise_counters(self) -> None:
+        # Prometheus sees no increase in a series that begins above 0: no alert, no first count.
         for counter, values in (
+            (self.bounds_refused, ("schema", "filter")),
             (self.orphans, ("sidelined", "discarded")),
             (self.relay_refused, (Reason.UNREADABLE, Reason.SUBSCRIPTION_DELETED)),
             (self.sideline_moved, ("queued",)),
             (self.sideline_sweeps, ("done", "failed")),
-            (
-                self.connections_closed,
-                ("files", "unauthenticated", "per_address", "organisation"),
-            ),
+            (self.connections_closed, ("files", "unauthenticated", "per_address", "organisation")),
             (self.lane_changes, ("tripped", "recovered", "failing", "well", "gone", "failed_long")),
         ):
             for value in values:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rooms.metrics import Metrics
+
 COUNT = "from rooms.metrics import Metrics; m = Metrics(); m.publishes.labels('accepted').inc(2); m.publish_latency.observe(0.1)"
 # Dies like a killed process, which leaves its gauges.
 DIE = """
@@ -61,3 +63,10 @@ def test_a_killed_process_keeps_its_counters_and_loses_its_gauges(
     text = run(LIVE, tmp_path)
     assert 'rooms_handler_queue_busy{queue="orders"} 2.0' in text
     assert 'rooms_publishes_total{outcome="accepted"} 3.0' in text
+
+
+def test_refusals_by_each_bound_begin_at_0() -> None:
+    """Prometheus sees no increase in a series that begins above 0."""
+    exposed = Metrics().render().decode()
+    for bound in ("schema", "filter"):
+        assert f'rooms_bounds_refused_total{{bound="{bound}"}} 0.0' in exposed
