@@ -1,5 +1,6 @@
 """Serve `/r1/…/pub/v1`: publish an event, read what became of it, and stop it."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -107,7 +108,7 @@ async def publish(
 
 def _renamed(found: FieldProblem) -> FieldProblem:
     name, dot, rest = found.field.partition(".")
-    return FieldProblem(f"{_FIELDS.get(name, name)}{dot}{rest}", found.message)
+    return replace(found, field=f"{_FIELDS.get(name, name)}{dot}{rest}")
 
 
 @get(

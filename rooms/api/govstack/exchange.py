@@ -1,5 +1,6 @@
 """Serve publishing and pulling of GovStack's first implementation: `/rooms/{memberId}/{roomId}`."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -197,7 +198,7 @@ async def _find(
 
 def _renamed(found: FieldProblem) -> FieldProblem:
     name, dot, rest = found.field.partition(".")
-    return FieldProblem(f"{_FIELDS.get(name, name)}{dot}{rest}", found.message)
+    return replace(found, field=f"{_FIELDS.get(name, name)}{dot}{rest}")
 
 
 ROUTES: Final = [publish_content, pull_content, acknowledge_content]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from litestar import Response, delete, get, patch, post
@@ -254,7 +255,7 @@ def _renaming() -> Iterator[None]:
         yield
     except InvalidError as exc:
         raise InvalidError(
-            *(FieldProblem(_FIELDS.get(one.field, one.field), one.message) for one in exc.problems)
+            *(replace(one, field=_FIELDS.get(one.field, one.field)) for one in exc.problems)
         ) from exc
 
 
