@@ -29,7 +29,13 @@ _META_SCHEMAS: Final = (
 )
 """The library has these; each of them is of a bounded size."""
 _META: Final = True
-"""The schema that stands for one of them."""
+"""The schema that stands for one of them, and for what a draft ignores."""
+_DRAFT_2020_12: Final = "https://json-schema.org/draft/2020-12/schema"
+_FOLLOWED: Final[Mapping[str, frozenset[str]]] = {
+    "http://json-schema.org/draft-07/schema": frozenset({"$ref"}),
+    _DRAFT_2020_12: frozenset({"$ref", "$dynamicRef"}),
+}
+"""The keywords that a draft follows, of those that a room may declare."""
 
 Schema = Mapping[str, Any]
 
@@ -54,6 +60,9 @@ class SchemaReferences:
         self._extra_steps_left = _MAX_EXTRA_STEPS
         self.is_one_resource = True
         """No part of the schema has an `$id` of its own."""
+        declared = root.get("$schema", _DRAFT_2020_12) if isinstance(root, dict) else _DRAFT_2020_12
+        self._followed = _keywords(declared)
+        """The keywords that a draft of the document or of one of its parts follows."""
         self._index()
 
     def candidates(self, schema: Schema, keyword: str, reference: object) -> list[object]:
@@ -61,6 +70,8 @@ class SchemaReferences:
         key = (id(schema), keyword)
         if key in self._found:
             return self._found[key]
+        if keyword not in self._followed:
+            return [_META]
         found: list[object] = []
         if isinstance(reference, str):
             found = list(self._find(schema, *reference.partition("#")[::2]))
@@ -137,6 +148,8 @@ class SchemaReferences:
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(name := schema.get(keyword), str):
                 self._anchors.setdefault(name, []).append(schema)
+        if "$schema" in schema:
+            self._followed |= _keywords(schema["$schema"])
         if schema.get("$recursiveAnchor") is True:
             self._recursive.append(schema)
         if "$id" not in schema:
@@ -151,6 +164,12 @@ class SchemaReferences:
             return around
         self._resources.setdefault(_last_part(uri), []).append(schema)
         return around if schema is self._root else (*around, schema)
+
+
+def _keywords(draft: object) -> frozenset[str]:
+    """Return the keywords that a draft follows; all of them if it is unknown."""
+    uri = draft.removesuffix("#") if isinstance(draft, str) else ""
+    return _FOLLOWED.get(uri, REFERENCE_KEYWORDS)
 
 
 def _last_part(uri: str) -> str:

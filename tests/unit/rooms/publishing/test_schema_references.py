@@ -142,3 +142,37 @@ def test_many_references_that_mean_one_part_each_are_not_bounded_so() -> None:
     references = [{"$ref": "#/$defs/a/b/c/d"} for _ in range(20_000)]
     schema = {"$defs": {"a": {"b": {"c": {"d": TEXT}}}}, "allOf": references}
     assert measure_schema(schema).unfolded == 40_001
+
+
+DRAFT_07 = "http://json-schema.org/draft-07/schema#"
+DRAFT_2019_09 = "https://json-schema.org/draft/2019-09/schema"
+DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$schema": DRAFT_07, "$dynamicRef": "foo", **TEXT},
+        {"$schema": DRAFT_07, "$recursiveRef": 1, **TEXT},
+        {"$schema": DRAFT_2020_12, "$recursiveRef": "x", **TEXT},
+        {"$recursiveRef": "x", **TEXT},
+    ],
+)
+def test_a_keyword_that_the_draft_ignores_may_mean_nothing(schema: Any) -> None:
+    found = PayloadSchema(schema, compiled=True)
+    assert [found.is_valid(value) for value in ("x", 1)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("draft", "keyword", "inner"),
+    [
+        (DRAFT_07, "$dynamicRef", DRAFT_2020_12),
+        (DRAFT_07, "$recursiveRef", DRAFT_2019_09),
+        (DRAFT_2020_12, "$recursiveRef", DRAFT_2019_09),
+        (DRAFT_2020_12, "$recursiveRef", "urn:unknown"),
+    ],
+)
+def test_a_part_of_another_draft_may_use_its_keywords(draft: str, keyword: str, inner: str) -> None:
+    part = {"$id": "urn:a", "$schema": inner, keyword: "x"}
+    with pytest.raises(InvalidError, match="to nothing in the schema"):
+        PayloadSchema({"$schema": draft, "properties": {"a": part}})
