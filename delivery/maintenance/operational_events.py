@@ -31,8 +31,6 @@ MAX_LISTED: Final = 100
 _MAX_SCANS: Final = 20
 """Batches of messages that one run looks at for completion."""
 _START: Final = (-1, "")
-_SUBSCRIBERS_OWN: Final = frozenset({"push_url", "reason"})
-"""Of a disabled endpoint: what the owner of the room does not see."""
 
 NotifyQueued = Callable[[SubscriptionId | None], None]
 
@@ -121,7 +119,7 @@ def message_for(recipient: Recipient, batch: WaitingBatch) -> dict[str, Any] | N
     if total == 0:
         return None
     events.sort(key=lambda one: one.id)
-    listed = list(_listed(group.event, recipient, events[:MAX_LISTED]))
+    listed = list(_listed(recipient, events[:MAX_LISTED]))
     message = {"type": group.event.value, "room_id": group.room, "total": total, "events": listed}
     if group.event is OperationalEvent.ENDPOINT_DISABLED and listed:
         message |= _first_disabled(listed[0])
@@ -140,10 +138,7 @@ def _is_for(recipient: Recipient, organisation: str) -> bool:
     return recipient.owns or organisation == recipient.organisation_id
 
 
-def _listed(
-    event: OperationalEvent, recipient: Recipient, events: Sequence[WaitingEvent]
-) -> Iterator[dict[str, Any]]:
-    own = _SUBSCRIBERS_OWN if event is OperationalEvent.ENDPOINT_DISABLED else frozenset()
+def _listed(recipient: Recipient, events: Sequence[WaitingEvent]) -> Iterator[dict[str, Any]]:
     for one in events:
         shown: dict[str, Any] = {"at": one.at}
         if one.subscription_id is not None:
@@ -156,7 +151,6 @@ def _listed(
                 "organisation": one.organisation,
                 "member_id": one.member_id,
             }
-        data = msgspec.json.decode(one.data)
-        if one.organisation_id != recipient.organisation_id:
-            data = {name: value for name, value in data.items() if name not in own}
-        yield shown | data
+        if one.push_url is not None and one.organisation_id == recipient.organisation_id:
+            shown |= {"push_url": one.push_url, "reason": one.reason}
+        yield shown | msgspec.json.decode(one.data)

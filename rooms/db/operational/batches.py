@@ -56,6 +56,8 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL ORDER BY 2, 3
 # Each organisation has an equal share of a batch, so that the events of a quiet one do not wait for
 # those of loud ones. Organisations are found by a loose index scan, too.
 _OF_GROUP: Final = "w.room_id = %(room)s::int4 AND w.event = %(event)s::text"
+# One transaction sets this time and that of the event.
+_STILL_DISABLED: Final = f"w.event = '{OperationalEvent.ENDPOINT_DISABLED}' AND s.status = 'disabled' AND s.status_since = w.at"
 _EVENTS: Final = f"""
 WITH RECURSIVE g AS (
     (SELECT w.organisation_id FROM operational_outbox w WHERE {_OF_GROUP} ORDER BY w.organisation_id LIMIT 1)
@@ -68,7 +70,8 @@ WITH RECURSIVE g AS (
     SELECT greatest(1, {MAX_EVENTS} / count(*)) AS events FROM g
 )
 SELECT 0, w.id, w.organisation_id::text, w.subscription_id::text, w.at, w.data::text, s.name, s.type,
-    substring(s.push_url FROM '^[^:]+://[^/?]+'), o.name, o.member_id
+    substring(s.push_url FROM '^[^:]+://[^/?]+'), o.name, o.member_id,
+    CASE WHEN {_STILL_DISABLED} THEN s.push_url END, CASE WHEN {_STILL_DISABLED} THEN s.status_reason END
 FROM (
     SELECT w.* FROM g CROSS JOIN LATERAL (
         SELECT * FROM operational_outbox w WHERE {_OF_GROUP} AND w.organisation_id = g.organisation_id
@@ -79,7 +82,7 @@ FROM (
 ) s ON true LEFT JOIN LATERAL (
     SELECT * FROM organisations o WHERE o.id = w.organisation_id LIMIT 1
 ) o ON true
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 _COUNTED: Final = """
 SELECT 0, organisation_id::text, slot, total FROM operational_overflow WHERE room_id = %(room)s::int4 AND event = %(event)s::text
@@ -142,7 +145,7 @@ class EventGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingEvent:
-    """Hold one event. Only of a disabled endpoint there is more in it than its owner may see."""
+    """Hold one event. The owner of the room may see all but `push_url` and `reason`."""
 
     id: int
     organisation_id: OrganisationId
@@ -154,6 +157,9 @@ class WaitingEvent:
     """Scheme and host of the webhook."""
     organisation: str | None
     member_id: str | None
+    push_url: str | None
+    """With `reason`, for the subscriber only: of an endpoint that this event still disables."""
+    reason: str | None
     data: str
     """A JSON object; only that of listed events is read."""
 
@@ -262,7 +268,20 @@ class BatchQueries:
 
 
 def _event(row: tuple[Any, ...]) -> WaitingEvent:
-    identity, whose, subscription, at, data, name, kind, target, organisation, member = row
+    (
+        identity,
+        whose,
+        subscription,
+        at,
+        data,
+        name,
+        kind,
+        target,
+        organisation,
+        member,
+        url,
+        reason,
+    ) = row
     return WaitingEvent(
         id=identity,
         organisation_id=OrganisationId(whose),
@@ -273,5 +292,7 @@ def _event(row: tuple[Any, ...]) -> WaitingEvent:
         target=target,
         organisation=organisation,
         member_id=member,
+        push_url=url,
+        reason=reason,
         data=data,
     )

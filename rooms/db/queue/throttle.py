@@ -76,8 +76,8 @@ WITH l AS (
 ), {_changed_with_event(OperationalEvent.ENDPOINT_RECOVERED, _SUCCEEDED)}"""  # noqa: S608 - constants of this package
 
 # Disabling and its event are one statement. The owner of the room sees no more of another
-# organisation's endpoint than its host: `delivery.maintenance.operational_events` leaves out
-# the rest.
+# organisation's endpoint than its host, so no more is in the event: maintenance of the version
+# before, which still runs during an upgrade, shows its data to every recipient.
 _TARGET: Final = "substring(push_url FROM '^[^:]+://[^/?]+')"
 # Like that of `rooms.db.catalog.subscription_states`: no secret, header or path.
 _SNAPSHOT: Final = f"""jsonb_build_object('name', name, 'type', type, 'version', version, 'event_types', event_types, 'filter', filter,
@@ -85,7 +85,7 @@ _SNAPSHOT: Final = f"""jsonb_build_object('name', name, 'type', type, 'version',
             WHEN jsonb_exists(proposal, 'push_url') THEN jsonb_build_object('target', {_TARGET.replace("push_url", "proposal ->> 'push_url'")})
             ELSE '{{}}' END END)"""
 _DISABLED: Final = f"""SELECT room_id, id AS subscription_id, jsonb_build_object('name', name, 'disabled_at', now(),
-        'target', {_TARGET}, 'push_url', push_url, 'reason', status_reason) AS data FROM s"""  # noqa: S608 - constants of this package
+        'target', {_TARGET}) AS data FROM s"""  # noqa: S608 - constants of this package
 # The room is locked before the subscription, as the API does that: the other way round, each could
 # wait for the other.
 _DISABLE: Final = f"""

@@ -29,6 +29,7 @@ from tests.support.installation import Installation, now_ms
 
 ALL = sorted(OperationalEvent)
 SIDELINED = OperationalEvent.DELIVERY_SIDELINED
+PRIVATE = ("secret", "token", "their answer")
 
 
 def always() -> bool:
@@ -654,6 +655,8 @@ async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everyth
         await installation.endpoint_record(foreign),
         reason="HTTP 410: their answer",
     )
+    waits = json.dumps(await installation.value("SELECT data FROM operational_outbox"))
+    assert not [one for one in PRIVATE if one in waits], "the version before shows it to the owner"
     await task(writer).run(always)
     (whole,) = await received(installation, reported)
     assert (whole["push_url"], whole["reason"]) == (
@@ -674,7 +677,28 @@ async def test_the_disabling_shows_the_owner_the_host_and_the_subscriber_everyth
         assert (entry["subscription_id"], entry["target"]) == (foreign, "https://hooks.example.com")
     assert whole["events"][0]["reason"] == whole["reason"]
     assert seen["organisation_id"] == theirs
-    assert not [text for text in ("secret", "token", "their answer") if text in json.dumps(seen)]
+    assert not [text for text in PRIVATE if text in json.dumps(seen)]
+
+
+async def test_an_endpoint_that_is_resumed_before_its_message_shows_its_host(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """The URL may be another one by now, and the reason that of another time."""
+    ours = await operational(installation)
+    lanes = SharedLaneState(writer)
+    subscription = await installation.subscribe(push_url="https://hooks.example.com/old")
+    assert await lanes.disable(await installation.endpoint_record(subscription), reason="first")
+    await installation.change(
+        subscription, status="active", status_reason=None, push_url="https://other.example.com/new"
+    )
+    assert await lanes.disable(await installation.endpoint_record(subscription), reason="second")
+    await task(writer).run(always)
+    (message,) = await received(installation, ours)
+    first, second = message["events"]
+    assert first["target"] == message["push_url"] == "https://hooks.example.com"
+    assert not {"push_url", "reason"} & set(first)
+    assert "reason" not in message
+    assert (second["push_url"], second["reason"]) == ("https://other.example.com/new", "second")
 
 
 async def test_many_disabled_endpoints_give_few_messages(

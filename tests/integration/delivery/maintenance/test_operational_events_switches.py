@@ -11,7 +11,7 @@ from rooms.db.operational.batches import BURST
 from rooms.db.operational.completion import find_completed
 from rooms.db.queue.throttle import SharedLaneState
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, MessageId, RoomId, SubscriptionId
+from rooms.domain.ids import RoomId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import State
 from tests.integration.delivery.maintenance.test_operational_events import (
@@ -26,7 +26,7 @@ from tests.integration.delivery.maintenance.test_operational_events import (
 )
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import Member, act, approve, member, shared_room, subscribe
-from tests.support.installation import Installation, now_ms
+from tests.support.installation import Installation
 
 BATCHED = sorted(set(OperationalEvent) - {OperationalEvent.ENDPOINT_DISABLED})
 
@@ -88,13 +88,8 @@ class World:
 
     async def disable(self) -> None:
         identity = SubscriptionId(await self.active())
-        ids = [self.installation.ids.generate(RoomId(self.room), now_ms()) for _ in range(4)]
-        assert await self.lanes.disable(
-            await self.installation.endpoint_record(identity),
-            reason="gone",
-            messages=[MessageId(one) for one in ids[:2]],
-            deliveries=[DeliveryId(one) for one in ids[2:]],
-        )
+        record = await self.installation.endpoint_record(identity)
+        assert await self.lanes.disable(record, reason="gone")
 
     async def complete(self) -> None:
         identity = SubscriptionId(await self.active())
