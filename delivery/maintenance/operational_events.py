@@ -1,10 +1,12 @@
 """Turn operational events into messages, and find completed messages.
 
 Each run makes at most one message for a room, kind and recipient. It lists up to `MAX_LISTED`
-events and says how many there were in all.
+events and says how many there were in all. Disabled endpoints wait until a message lists them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -83,6 +85,8 @@ class OperationalEvents:
 
     async def _make_batch(self, group: EventGroup) -> None:
         batch = await self._queries.read(group)
+        if group.event is OperationalEvent.ENDPOINT_DISABLED:
+            batch = _listed_only(batch)
         now_ms = self._clock.now_ms()
         payloads = [
             (one, payload)
@@ -118,8 +122,7 @@ def message_for(recipient: Recipient, batch: WaitingBatch) -> dict[str, Any] | N
     )
     if total == 0:
         return None
-    events.sort(key=lambda one: one.id)
-    listed = list(_listed(recipient, events[:MAX_LISTED]))
+    listed = [_entry(recipient, one) for one in _listed(recipient, batch)]
     message = {"type": group.event.value, "room_id": group.room, "total": total, "events": listed}
     if group.event is OperationalEvent.ENDPOINT_DISABLED and listed:
         message |= _first_disabled(listed[0])
@@ -138,19 +141,51 @@ def _is_for(recipient: Recipient, organisation: str) -> bool:
     return recipient.owns or organisation == recipient.organisation_id
 
 
-def _listed(recipient: Recipient, events: Sequence[WaitingEvent]) -> Iterator[dict[str, Any]]:
-    for one in events:
-        shown: dict[str, Any] = {"at": one.at}
-        if one.subscription_id is not None:
-            shown |= {
-                "subscription_id": one.subscription_id,
-                "name": one.name,
-                "subscription_type": one.type,
-                "target": one.target,
-                "organisation_id": one.organisation_id,
-                "organisation": one.organisation,
-                "member_id": one.member_id,
-            }
-        if one.push_url is not None and one.organisation_id == recipient.organisation_id:
-            shown |= {"push_url": one.push_url, "reason": one.reason}
-        yield shown | msgspec.json.decode(one.data)
+def _listed_only(batch: WaitingBatch) -> WaitingBatch:
+    """Return the batch with those events that each message about them lists; others wait."""
+    left_out: set[int] = set()
+    for recipient in batch.recipients:
+        listed = {one.id for one in _listed(recipient, batch)}
+        left_out |= {
+            one.id
+            for one in batch.events
+            if _is_for(recipient, one.organisation_id) and one.id not in listed
+        }
+    kept = [one for one in batch.events if one.id not in left_out]
+    return dataclasses.replace(batch, events=kept)
+
+
+def _listed(recipient: Recipient, batch: WaitingBatch) -> list[WaitingEvent]:
+    """Return the events that a message lists, oldest first."""
+    events = (one for one in batch.events if _is_for(recipient, one.organisation_id))
+    return sorted(_by_turns(events)[:MAX_LISTED], key=lambda one: one.id)
+
+
+def _by_turns(events: Iterable[WaitingEvent]) -> list[WaitingEvent]:
+    """Return the oldest event of each organisation, then the second of each, and so on.
+
+    So the many events of one organisation do not displace the few of another.
+    """
+    turns: Counter[str] = Counter()
+    ordered = []
+    for one in sorted(events, key=lambda one: one.id):
+        ordered.append((turns[one.organisation_id], one.id, one))
+        turns[one.organisation_id] += 1
+    return [one for _, _, one in sorted(ordered, key=lambda each: each[:2])]
+
+
+def _entry(recipient: Recipient, one: WaitingEvent) -> dict[str, Any]:
+    shown: dict[str, Any] = {"at": one.at}
+    if one.subscription_id is not None:
+        shown |= {
+            "subscription_id": one.subscription_id,
+            "name": one.name,
+            "subscription_type": one.type,
+            "target": one.target,
+            "organisation_id": one.organisation_id,
+            "organisation": one.organisation,
+            "member_id": one.member_id,
+        }
+    if one.push_url is not None and one.organisation_id == recipient.organisation_id:
+        shown |= {"push_url": one.push_url, "reason": one.reason}
+    return shown | msgspec.json.decode(one.data, type=dict[str, Any])

@@ -268,20 +268,8 @@ class BatchQueries:
 
 
 def _event(row: tuple[Any, ...]) -> WaitingEvent:
-    (
-        identity,
-        whose,
-        subscription,
-        at,
-        data,
-        name,
-        kind,
-        target,
-        organisation,
-        member,
-        url,
-        reason,
-    ) = row
+    identity, whose, subscription, at, data, name, kind, target, organisation, member = row[:10]
+    push_url, reason = row[10:]
     return WaitingEvent(
         id=identity,
         organisation_id=OrganisationId(whose),
@@ -292,7 +280,7 @@ def _event(row: tuple[Any, ...]) -> WaitingEvent:
         target=target,
         organisation=organisation,
         member_id=member,
-        push_url=url,
+        push_url=push_url,
         reason=reason,
         data=data,
     )

@@ -722,6 +722,60 @@ async def test_many_disabled_endpoints_give_few_messages(
     assert [e["subscription_id"] for one in messages for e in one["events"]] == found
 
 
+async def test_every_disabled_endpoint_is_listed_though_another_organisation_has_many(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """The oracle: each recipient's lists together are its disabled endpoints, each once."""
+    ours = await operational(installation)
+    theirs = await organisation(installation, "theirs")
+    reported = await operational(installation, organisation_id=theirs)
+    loud = await installation.subscribe(organisation_id=theirs)
+    own = await installation.subscribe()
+    many = 2 * MAX_LISTED + 30
+    for whose, one, count in (
+        (theirs, loud, many),
+        (installation.organisation, own, 2),
+    ):
+        await installation.rows(
+            "INSERT INTO operational_outbox (room_id, event, organisation_id, subscription_id, data)"
+            " SELECT %s, 'rooms.endpoint.disabled', %s, %s,"
+            " jsonb_build_object('n', n, 'disabled_at', now()) FROM generate_series(1, %s) n",
+            *(installation.room, whose, one, count),
+        )
+    await task(writer).run(always)
+    (first,) = await received(installation, ours)
+    assert [one["n"] for one in first["events"] if one["subscription_id"] == own] == [1, 2]
+    assert (first["total"], len(first["events"])) == (MAX_LISTED, MAX_LISTED)
+    for _ in range(3):
+        await task(writer).run(always)
+    assert await waiting(installation) == (0, 0)
+    for recipient, about in ((ours, {loud: many, own: 2}), (reported, {loud: many})):
+        messages = await received(installation, recipient)
+        assert all(one["total"] == len(one["events"]) <= MAX_LISTED for one in messages)
+        listed = [(e["subscription_id"], e["n"]) for one in messages for e in one["events"]]
+        assert sorted(listed) == sorted(
+            (one, n) for one, count in about.items() for n in range(1, count + 1)
+        )
+
+
+async def test_each_organisation_has_its_turns_in_the_list_of_any_kind(
+    installation: Installation, writer: LogWriter
+) -> None:
+    await switch(installation, SIDELINED)
+    ours = await operational(installation)
+    theirs = await organisation(installation, "theirs")
+    for whose, count in ((theirs, MAX_LISTED + 50), (installation.organisation, 2)):
+        await installation.rows(
+            "INSERT INTO operational_outbox (room_id, event, organisation_id, data)"
+            " SELECT %s, %s, %s, jsonb_build_object('of', %s::text) FROM generate_series(1, %s)",
+            *(installation.room, SIDELINED, whose, whose, count),
+        )
+    await task(writer).run(always)
+    (message,) = await received(installation, ours)
+    assert (message["total"], len(message["events"])) == (MAX_LISTED + 52, MAX_LISTED)
+    assert [one["of"] for one in message["events"]].count(installation.organisation) == 2
+
+
 async def test_a_term_that_ends_leaves_the_rest_for_the_next(
     installation: Installation, writer: LogWriter
 ) -> None:
