@@ -535,16 +535,22 @@ async def test_the_event_is_written_with_the_disabling(
     installation: Installation, writers: tuple[LogWriter, LogWriter]
 ) -> None:
     reported = await installation.subscribe(name="~operational", operational=True)
-    gone = await installation.subscribe()
+    gone = await installation.subscribe(push_url="https://hooks.example.com/secret?token=1")
     lanes = SharedLaneState(writers[0])
     assert await disable(lanes, installation, gone)
     assert not await disable(lanes, installation, gone)
     (event,) = await installation.rows("SELECT * FROM operational_outbox")
-    assert (event["event"], str(event["subscription_id"]), event["data"]["reason"]) == (
+    assert (event["event"], str(event["subscription_id"])) == (
         OperationalEvent.ENDPOINT_DISABLED,
         gone,
-        "the endpoint answered 410",
     )
+    ((name, since),) = [
+        (row["name"], row["status_since"])
+        for row in await installation.rows("SELECT * FROM subscriptions WHERE id = %s", gone)
+    ]
+    disabled_at = datetime.fromisoformat(event["data"].pop("disabled_at"))
+    assert disabled_at == event["at"] == since
+    assert event["data"] == {"name": name, "target": "https://hooks.example.com"}
     assert await disable(lanes, installation, reported), (
         "there is no event about an operational endpoint"
     )
