@@ -30,6 +30,11 @@ from rooms.errors import StorageRefusedError
 from rooms.ports import Clock
 
 MAX_LISTED: Final = 100
+MAX_LIST_BYTES: Final = 240 * 1024
+"""With what the message repeats of its first event, it has 256 KiB at most.
+
+By default, a publisher's message may have as many.
+"""
 _MAX_SCANS: Final = 20
 """Batches of messages that one run looks at for completion."""
 _START: Final = (-1, "")
@@ -158,7 +163,14 @@ def _listed_only(batch: WaitingBatch) -> WaitingBatch:
 def _listed(recipient: Recipient, batch: WaitingBatch) -> list[WaitingEvent]:
     """Return the events that a message lists, oldest first."""
     events = (one for one in batch.events if _is_for(recipient, one.organisation_id))
-    return sorted(_by_turns(events)[:MAX_LISTED], key=lambda one: one.id)
+    listed: list[WaitingEvent] = []
+    size = 0
+    for one in _by_turns(events)[:MAX_LISTED]:
+        size += len(msgspec.json.encode(_entry(recipient, one))) + 1
+        if listed and size > MAX_LIST_BYTES:
+            break
+        listed.append(one)
+    return sorted(listed, key=lambda one: one.id)
 
 
 def _by_turns(events: Iterable[WaitingEvent]) -> list[WaitingEvent]:

@@ -23,12 +23,14 @@ from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, OrganisationId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
+from rooms.domain.push_url import MAX_URL
 from rooms.domain.state_machine import Reason, State, SubscriptionType
 from rooms.errors import StorageRefusedError, StorageUnavailableError
 from tests.support.installation import Installation, now_ms
 
 ALL = sorted(OperationalEvent)
 SIDELINED = OperationalEvent.DELIVERY_SIDELINED
+MAX_PAYLOAD = 256 * 1024
 PRIVATE = ("secret", "token", "their answer")
 
 
@@ -756,6 +758,34 @@ async def test_every_disabled_endpoint_is_listed_though_another_organisation_has
         assert sorted(listed) == sorted(
             (one, n) for one, count in about.items() for n in range(1, count + 1)
         )
+
+
+async def test_long_urls_and_reasons_make_no_message_longer_than_a_publisher_may_send(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """Each endpoint has its host in the list of the owner, and all of it in its subscriber's."""
+    ours = await operational(installation)
+    theirs = await organisation(installation, "theirs")
+    reported = await operational(installation, organisation_id=theirs)
+    url = f"https://hooks.example.com/{'a' * MAX_URL}"[:MAX_URL]
+    lanes, found = SharedLaneState(writer), []
+    for _ in range(MAX_LISTED):
+        one = await installation.subscribe(organisation_id=theirs, push_url=url)
+        tried = await installation.endpoint_record(one)
+        assert await lanes.disable(tried, reason="HTTP 410: " + "é" * MAX_URL)
+        found.append(one)
+    for _ in range(BURST):
+        await task(writer).run(always)
+    assert await waiting(installation) == (0, 0)
+    for recipient in (ours, reported):
+        messages = await received(installation, recipient)
+        assert [e["subscription_id"] for one in messages for e in one["events"]] == found
+    sizes = await installation.rows("SELECT octet_length(payload) AS size FROM messages")
+    assert max(row["size"] for row in sizes) <= MAX_PAYLOAD
+    whole = await received(installation, reported)
+    assert {(e["push_url"], len(e["reason"])) for one in whole for e in one["events"]} == {
+        (url, MAX_URL + 10)
+    }
 
 
 async def test_each_organisation_has_its_turns_in_the_list_of_any_kind(
