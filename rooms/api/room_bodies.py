@@ -98,7 +98,8 @@ ReapproveOn = Annotated[
     Meta(
         max_length=len(ReapprovalField),
         description="Changes of another organisation's subscription that need approval again; "
-        "push_url: of its host. None does while subscription_policy is automatic.",
+        "push_url: of its host. While subscription_policy is automatic, no new change does; one "
+        "that was proposed before waits on.",
     ),
 ]
 Transparent = Annotated[

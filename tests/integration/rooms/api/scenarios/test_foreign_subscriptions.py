@@ -384,6 +384,18 @@ async def test_no_change_waits_for_approval_while_the_room_is_automatic(api: Api
         )
 
 
+async def test_a_proposal_of_before_waits_on_while_the_room_is_automatic(api: Api) -> None:
+    owner, subscriber, room, identity = await pending(api, event_types=[{"name": PAID}])
+    await approve(api, owner, identity)
+    proposed = (await change(api, subscriber, identity, event_types=[{"name": SENT}])).json()
+    automatic = {"subscription_policy": "automatic"}
+    assert (await api.call("PATCH", f"/rooms/{room}", owner.key, json=automatic)).is_success
+    other = (await change(api, subscriber, identity, name="other")).json()
+    assert other["proposal"] == proposed["proposal"] == {"event_types": [{"name": SENT}]}
+    replaced = (await change(api, subscriber, identity, **TYPES)).json()
+    assert (replaced["proposal"], replaced["event_types"]) == (None, TYPES["event_types"])
+
+
 async def test_the_approved_values_deliver_until_the_proposal_is_approved(api: Api) -> None:
     owner, subscriber, room, identity = await pending(api, event_types=[{"name": PAID}])
     await approve(api, owner, identity)
