@@ -1,7 +1,6 @@
 """Define the Prometheus metrics. Each process has one `Metrics`.
 
-With PROMETHEUS_MULTIPROC_DIR, a scrape adds up all processes of a machine. prometheus_client reads
-that variable when it is first imported, so a launcher of several processes must set it before.
+With PROMETHEUS_MULTIPROC_DIR, set before the first import, a scrape adds up all processes here.
 """
 
 import os

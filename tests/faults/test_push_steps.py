@@ -262,7 +262,11 @@ def test_around_the_disabling_of_an_endpoint_that_is_gone(
     crew.start("worker")
     if status == "active":
         assert place.await_state(message, hook.id, "sidelined")["reason"] == "terminal_status"
-        assert crew.get(f"/subscriptions/{hook.id}")["status"] == "disabled"
+        # The outcome and the state of the endpoint are written on two connections.
+        until(
+            lambda: crew.get(f"/subscriptions/{hook.id}")["status"] == "disabled",
+            "the endpoint to be disabled",
+        )
         return
     # The outcome is committed on another connection at the same time, before the death or not.
     found = place.await_state(message, hook.id, "held", "sidelined")
