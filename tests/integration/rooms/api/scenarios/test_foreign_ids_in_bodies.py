@@ -141,7 +141,7 @@ async def test_every_id_in_every_body_reveals_nothing(api: Api, two: Two) -> Non
     leased = (await api.call("POST", path, two.other.key, json=pull)).json()["messages"]
     ack = leased[0]["ack_id"]
     theirs = two.theirs | {"ack_id": ack, "caller": "of-other"}
-    unknown = two.unknown | {"ack_id": f"{ack[:-4]}AAAA", "caller": "of-nobody"}
+    unknown = two.unknown | {"ack_id": f"{ack[:-4]}AAAA", "caller": "of-no-caller"}
     await accepted(
         api, two.other.key, int(two.theirs["room_id"]), id="of-other", business_key="of-other"
     )
