@@ -116,6 +116,14 @@ def fill(url: str, *, own_room: bool = False, status: str = "active", delay: str
         cursor.connection.close()
 
 
+def days(url: str) -> int:
+    """Return how many partitions have deliveries."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT count(DISTINCT tableoid) FROM deliveries").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 @pytest.fixture
 async def reader(database: str) -> AsyncIterator[Reader]:
     engine = open_engine(database, size=1)
@@ -250,4 +258,5 @@ async def test_own_rooms_are_asked_nothing_more(database: str, reader: Reader) -
         assert "random()" not in statement
     page, read = await reader.read(pages()["deliveries"])
     assert len(page.found) == _PAGE
-    assert read <= 2 * _PAGE
+    # Shortly after midnight the rows are of two days: a merge also reads the first row of the other.
+    assert read <= 2 * _PAGE + days(database) - 1

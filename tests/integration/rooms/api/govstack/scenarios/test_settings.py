@@ -73,18 +73,28 @@ async def test_the_template_of_an_organisation(gov: GovStack) -> None:
     assert "ss.example.com" not in json.dumps(rows)
 
 
-async def test_a_new_host_waits_for_approval(gov: GovStack) -> None:
-    policy = {"subscription_policy": "automatic", "visibility": "listed"}
-    await gov.api.call("PATCH", f"/rooms/{gov.room}", OWNER, json=policy)
+@pytest.mark.parametrize("policy", ["approval", "automatic"])
+async def test_a_new_host_waits_for_approval(gov: GovStack, policy: str) -> None:
+    """Where the room's policy asks for one."""
+    fields = {"subscription_policy": policy, "visibility": "listed"}
+    await gov.api.call("PATCH", f"/rooms/{gov.room}", OWNER, json=fields)
     await gov.set_template(STRANGER)
     item = await gov.subscribe("PUSH", STRANGER)
+    if policy == "approval":
+        made = (await gov.api.call("GET", f"/subscriptions/{item['id']}", STRANGER)).json()
+        path = f"/subscriptions/{item['id']}/approve"
+        answer = await gov.api.call("POST", path, OWNER, json={"version": made["version"]})
+        assert answer.status_code == 200, answer.text
     await gov.set_template(STRANGER, "https://other.example.com/{eventType}")
     body = {"eventType": MADE, "delivery": "PUSH"}
     changed = await gov.call("PATCH", f"/api/v1/subs/{MADE}", STRANGER, json=body)
     assert changed.status_code == 201
     found = (await gov.api.call("GET", f"/subscriptions/{item['id']}", STRANGER)).json()
-    assert found["target"] == "https://ss.example.com"
-    assert found["proposal"]["target"] == "https://other.example.com"
+    if policy == "automatic":
+        assert (found["target"], found["proposal"]) == ("https://other.example.com", None)
+    else:
+        assert found["target"] == "https://ss.example.com"
+        assert found["proposal"]["target"] == "https://other.example.com"
 
 
 @pytest.mark.parametrize(("kind", "field"), [("PULL", "event_item"), ("PUSH", "ack_by_next_pull")])
