@@ -84,7 +84,7 @@ class RequestPreparation:
         answered: Mapping[str, bytes],
     ) -> InsertRows:
         """Return the rows of a batch, and let other requests go on meanwhile."""
-        return await _in_turns(
+        return await _run_slices(
             self._preparer.prepare_in_slices(
                 table,
                 messages,
@@ -170,12 +170,12 @@ class RequestPreparation:
             if checks.pending:
                 await checks.run(self._sandbox, principal.organisation_id)
             try:
-                return await _in_turns(prepare(checks=checks))
+                return await _run_slices(prepare(checks=checks))
             except ChecksPendingError as exc:
                 checks = exc.checks
 
 
-async def _in_turns(slices: Generator[None, None, InsertRows]) -> InsertRows:
+async def _run_slices(slices: Generator[None, None, InsertRows]) -> InsertRows:
     """Return the rows of a request that is prepared in slices, and let others go on in between."""
     while True:
         try:
