@@ -6,7 +6,7 @@
 
 | task | every | does |
 | --- | --- | --- |
-| `expiry.py` leases | 250 ms | ends expired leases and wakes polls |
+| `expiry.py` leases | 500 ms | ends expired leases and wakes polls |
 | `expiry.py` deliveries | 1 s | expires due deliveries, except attempts under way and live leases |
 | `expiry.py` ordering | 1 s | advances ordering keys whose head has ended |
 | `jobs.py` | 1 s | runs jobs: deletions, restores, clears, replays |
@@ -18,9 +18,9 @@
 | `grants.py` | 1 s | suspends subscriptions whose grant has ended, lifts those with a new one |
 | `operational_events.py` | 1 s | turns operational events into messages |
 | `usage.py` | 10 s | adds the log to the usage of its hours |
-| `quotas.py` | 30 s | estimates stored messages, for quotas |
-| `usage_retention.py` | 1 h | deletes the usage of old hours |
-| `journal.py` | 1 h | deletes the oldest entries of journals past their retention |
+| `usage.py` quotas | 30 s | estimates stored messages, for quotas |
+| `age_limits.py` usage | 1 h | deletes the usage of old hours |
+| `age_limits.py` journal | 1 h | deletes the oldest entries of journals past their retention |
 | `retention.py` | 1 h | replaces past days by what must stay of them |
 
 With an external broker also:
@@ -29,9 +29,9 @@ With an external broker also:
 | --- | --- | --- |
 | `due.py` | 500 ms | sends scheduled deliveries once they are due within the look-ahead |
 | `resend.py` recovery | 2 s | sends again what the broker lost |
-| `dead_letters.py` | 5 s | sidelines what readers of native queues rejected |
-| `cleanup.py` users | 2 s | keeps the broker's users in step with native subscriptions |
-| `broker_metrics.py` | 10 s | reads disk usage and queue depths |
+| `native_queues.py` dead letters | 5 s | sidelines what readers of native queues rejected |
+| `broker_users.py` | 2 s | keeps the broker's users in step with native subscriptions |
+| `native_queues.py` metrics | 10 s | reads disk usage and queue depths |
 | `cleanup.py` queues | 1 min | deletes queues whose subscription does not exist |
 
 Each task is a partition of the election (`delivery/leadership`): any number of processes share
