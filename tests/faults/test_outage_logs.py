@@ -111,8 +111,8 @@ def test_an_outage_of_zookeeper_is_two_lines_without_a_probe(
                 return False
 
         until(lambda: answers(httpx.codes.OK), "the cluster to be shown", within_s=START_S)
-        zookeeper.kill()
         began = time.monotonic()
+        zookeeper.kill()
         for _ in range(3):
             until(lambda: answers(httpx.codes.SERVICE_UNAVAILABLE), "a request to be refused")
         zookeeper.start()
