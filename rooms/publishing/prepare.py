@@ -1,10 +1,11 @@
 """Build the rows and the answer of a request from its messages and the routing table.
 
-Pure, except for the ids that it draws.
+Pure, except for the ids that it draws and the clock that divides its work.
 """
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Final
 
 import msgspec
@@ -40,9 +41,9 @@ from rooms.publishing.routing import (
 NOTIFY_WITHIN_MS: Final = 2_000
 """Consumers look this far ahead, so messages that are due later need no notification."""
 SLICE_ROWS: Final = 1_000
-"""Messages and deliveries that are prepared at a time, in about a millisecond."""
+"""Most messages and deliveries that are prepared at a time, unless one message has more."""
 SLICE_NS: Final = 1_000_000
-"""Nanoseconds, about, for which messages are checked and routed at a time."""
+"""Nanoseconds, about, for which messages are checked and routed, or prepared, at a time."""
 _PART_NS: Final = 4_000
 """About so long a recipient takes where a part of a route is built."""
 _encode: Final = msgspec.json.encode
@@ -165,11 +166,11 @@ class Preparer:
         rows = InsertRows(routing.room_id, routing.plan_version)
         rows.tracks_completion = routing.tracks_completion
         answers: list[bytes] = []
-        slice_end = SLICE_ROWS
+        slice_end, ends_ns = SLICE_ROWS, perf_counter_ns() + SLICE_NS
         for route, message in zip(routes, messages, strict=True):
-            if rows.row_count >= slice_end:
-                slice_end = rows.row_count + SLICE_ROWS
+            if rows.row_count >= slice_end or perf_counter_ns() >= ends_ns:
                 yield
+                slice_end, ends_ns = rows.row_count + SLICE_ROWS, perf_counter_ns() + SLICE_NS
             answers.append(
                 answered[message.id or ""]
                 if route is None

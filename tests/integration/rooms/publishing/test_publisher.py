@@ -4,10 +4,11 @@ And that both HTTP paths answer alike.
 """
 
 import asyncio
+import itertools
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -36,9 +37,10 @@ from rooms.errors import (
     StorageRefusedError,
     TooLargeError,
 )
+from rooms.publishing import prepare
 from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
 from rooms.publishing.group_commit import PLAN_CHANGED, CommitOutcome, IdReused, Settle
-from rooms.publishing.prepare import SLICE_ROWS
+from rooms.publishing.prepare import SLICE_NS, SLICE_ROWS
 from rooms.publishing.request import decode_batch
 from rooms.publishing.routing_cache import MAX_LOADS, MAX_VERSION_READS
 from rooms.settings import read_settings
@@ -752,6 +754,46 @@ async def test_a_message_without_subscribers_is_kept_without_deliveries(
     assert (house.count("messages"), house.count("deliveries"), house.count("outbox")) == (1, 0, 0)
 
 
+async def _count_turns_during(
+    preparing: Coroutine[Any, Any, InsertRows],
+) -> tuple[InsertRows, int]:
+    """Return the rows, and how often the loop ran something else meanwhile."""
+    turns, done = 0, asyncio.Event()
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    rows = await preparing
+    done.set()
+    await counting
+    return rows, turns
+
+
+async def test_a_slow_machine_lets_other_requests_go_on_after_fewer_messages(
+    database: str, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let two messages take the time of a slice, while the rows of all fit into one."""
+    room = a_room(house, "PUSH")
+    async with open_desk(database, ROOMS_MAX_BATCH="400") as desk:
+        await desk.publisher.publish(house.principal, room, a_message(), None)
+        table = desk.planner.cached(room)
+        assert table is not None
+        messages = decode_batch(a_batch(*[{}] * 400), 400)
+        ticks = itertools.count(0, SLICE_NS // 2)
+        monkeypatch.setattr(prepare, "perf_counter_ns", lambda: next(ticks))
+        rows, turns = await _count_turns_during(
+            desk.publisher._preparation.in_slices(
+                table, house.principal, None, messages, refused={}, answered={}
+            )
+        )
+    assert rows.row_count == 800 < SLICE_ROWS
+    assert turns >= 190
+
+
 async def test_a_large_batch_lets_other_requests_go_on_while_it_is_prepared(
     database: str, house: House
 ) -> None:
@@ -759,29 +801,13 @@ async def test_a_large_batch_lets_other_requests_go_on_while_it_is_prepared(
     room = a_room(house, *["PUSH"] * 20)
     async with open_desk(database, ROOMS_MAX_BATCH="500") as desk:
         await desk.publisher.publish(house.principal, room, a_message(), None)
-        turns = 0
-        done = asyncio.Event()
-
-        async def count_turns() -> None:
-            nonlocal turns
-            while not done.is_set():
-                turns += 1
-                await asyncio.sleep(0)
-
         preparation = desk.publisher._preparation
         table = desk.planner.cached(room)
         assert table is not None
-        counting = asyncio.create_task(count_turns())
-        rows = await preparation.in_slices(
-            table,
-            house.principal,
-            None,
-            decode_batch(a_batch(*[{}] * 500), 500),
-            refused={},
-            answered={},
+        messages = decode_batch(a_batch(*[{}] * 500), 500)
+        rows, turns = await _count_turns_during(
+            preparation.in_slices(table, house.principal, None, messages, refused={}, answered={})
         )
-        done.set()
-        await counting
         assert rows.row_count == 500 * 21
         assert turns >= rows.row_count // SLICE_ROWS - 1
         assert len(json.loads(rows.answer)["messages"]) == 500
@@ -1035,25 +1061,15 @@ async def test_a_batch_with_chosen_destinations_lets_other_requests_go_on_while_
         )
         table = desk.planner.cached(room)
         assert table is not None
-        turns, done = 0, asyncio.Event()
-
-        async def count_turns() -> None:
-            nonlocal turns
-            while not done.is_set():
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.create_task(count_turns())
         preparation = desk.publisher._preparation
         request = table, house.principal, None, messages
-        if again:
-            rows = await preparation.after_refusal(
+        rows, turns = await _count_turns_during(
+            preparation.after_refusal(
                 ChecksPendingError(DeferredChecks()), *request, refused={}, batch=True, answered={}
             )
-        else:
-            rows = await preparation.in_slices(*request, refused={}, answered={})
-        done.set()
-        await counting
+            if again
+            else preparation.in_slices(*request, refused={}, answered={})
+        )
     named = sum(len(message.destinations or ()) for message in messages)
     assert rows.row_count == 200 + named
     # Those to route them, at about 250 destinations a turn, come before those for the rows.
