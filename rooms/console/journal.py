@@ -7,14 +7,16 @@ from litestar import Response, get
 from litestar.response import Stream
 
 from rooms.console.administration import PATH as ADMINISTRATION
-from rooms.console.api_client import ApiProblemError
+from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.filters import to_utc
 from rooms.console.page import DOWNLOAD, Page, PageDep
+from rooms.console.subscriptions import PATH as SUBSCRIPTIONS
 
 PATH: Final = f"{ADMINISTRATION}/journal"
 ALL: Final = "*"
 _FILTERS: Final = ("actor", "action", "object", "outcome")
 _TYPES: Final = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
+_SUBSCRIPTIONS: Final = "/v1/subscriptions/"
 _MAX_SHOWN: Final = 60
 """Differences of one entry; its export has all."""
 _MAX_DEPTH: Final = 6
@@ -39,8 +41,21 @@ async def list_journal(page: PageDep) -> Response[str]:
         changes={
             one["id"]: list(differences(one["before"], one["after"])) for one in found["items"]
         },
+        histories={one["id"]: _history_of(page, one) for one in found["items"]},
         whose=_whose(page) or "",
     )
+
+
+def _history_of(page: Page, entry: Mapping[str, Any]) -> str | None:
+    """Return the page with the history of an entry's subscription, which outlasts it.
+
+    None: the entry is about something else, or the viewer's organisation may not read it.
+    """
+    _, found, rest = entry["object"].partition(_SUBSCRIPTIONS)
+    own = entry["organisation_id"] == page.me.organisation_id
+    if not (found and rest and own):
+        return None
+    return f"{SUBSCRIPTIONS}/{segment(rest.partition('/')[0])}/history"
 
 
 @get(f"{PATH}/verify")

@@ -83,7 +83,7 @@ async def delete_subscription(page: PageDep, subscription_id: FromPath[str]) -> 
         await page.api.delete(f"/subscriptions/{subscription['id']}")
     except ApiProblemError as exc:
         return await _show(page, subscription, error=exc)
-    return page.redirect(PATH, done="subscription-deleted")
+    return page.redirect(f"{PATH}/{subscription['id']}/history", done="subscription-deleted")
 
 
 async def _confirmed(

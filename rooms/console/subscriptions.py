@@ -1,11 +1,12 @@
 """List subscriptions, and show one: how it is, what changed it, and its ordering keys."""
 
+from http import HTTPStatus
 from typing import Any, Final
 
 from litestar import Response, get, post
 from litestar.params import FromPath
 
-from rooms.console.api_client import segment
+from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.page import HOME, Page, PageDep, all_parts, no_part
 from rooms.console.retry_schedule import read_schedule
 from rooms.console.subscription_health import (
@@ -71,9 +72,18 @@ def _conditions(page: Page) -> dict[str, Any]:
 
 
 @get(SUBSCRIPTION)
-async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
-    """Show a subscription: to its own organisation all of it, to the room's owner a part."""
-    subscription = await find_subscription(page, subscription_id)
+async def show_subscription(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
+    """Show a subscription: to its own organisation all of it, to the room's owner a part.
+
+    Of a deleted one the history is left, where messages, jobs and the journal still lead.
+    """
+    try:
+        subscription = await find_subscription(page, subscription_id)
+    except ApiProblemError as exc:
+        history = f"/subscriptions/{segment(subscription_id)}/history"
+        if exc.status != HTTPStatus.NOT_FOUND or not await page.optional(history, limit=1):
+            raise
+        return page.redirect(f"{HOME}{history}")
     at = f"/subscriptions/{subscription['id']}"
     own = subscription["own"]
     room = subscription["room"]
@@ -119,12 +129,23 @@ async def find_subscription(page: Page, subscription_id: str) -> dict[str, Any]:
 
 @get(f"{SUBSCRIPTION}/history")
 async def show_history(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
-    """List every change of a subscription, newest first."""
-    subscription = await find_subscription(page, subscription_id)
-    found = await page.api.get(
-        f"/subscriptions/{subscription['id']}/history", cursor=page.query("cursor"), limit=20
+    """List every change of a subscription, newest first, also of one that is deleted."""
+    history = f"/subscriptions/{segment(subscription_id)}/history"
+    found = await page.api.get(history, cursor=page.query("cursor"), limit=20)
+    try:
+        subscription = await find_subscription(page, subscription_id)
+    except ApiProblemError as exc:
+        if exc.status != HTTPStatus.NOT_FOUND:
+            raise
+        subscription = None
+    names = [one["snapshot"]["name"] for one in found["items"]]
+    return page.render(
+        "subscription_history.html",
+        subscription=subscription,
+        subscription_id=subscription_id,
+        name=names[0] if names else subscription_id,
+        found=found,
     )
-    return page.render("subscription_history.html", subscription=subscription, found=found)
 
 
 @get(_ORDERING)

@@ -375,7 +375,8 @@ async def test_past_messages_are_replayed_and_what_waits_is_ended(browser: Brows
         wrong = await submit(browser, page, f"{at}/{action}", {field: "other"})
         assert wrong.status == 422, action
         assert done in (await submit(browser, page, f"{at}/{action}", {field: "crm"})).text
-    assert (await browser.get(f"/console/subscriptions/{crm}")).status == 404
+    for gone in ("deliveries", "replay", "edit"):
+        assert (await browser.get(f"/console/subscriptions/{crm}/{gone}")).status == 404
 
 
 async def test_a_viewer_changes_nothing_of_a_subscription(browser: Browser) -> None:
