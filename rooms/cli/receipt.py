@@ -10,6 +10,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, Group, pass_session
 from rooms.cli.errors import CliError, UnreachableError
+from rooms.cli.input_files import check_size, read_input
 from rooms.cli.options import find_message
 
 if TYPE_CHECKING:
@@ -200,17 +201,13 @@ def _fetch(url: str) -> bytes:
 
 
 def _read(path: str, limit: int) -> bytes:
+    if path != "-":
+        return read_input(path, limit)
     try:
-        if path == "-":
-            found = sys.stdin.buffer.read(limit + 1)
-        else:
-            with Path(path).open("rb") as file:
-                found = file.read(limit + 1)
+        found = sys.stdin.buffer.read(limit + 1)
     except OSError as exc:
         raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
-    if len(found) > limit:
-        raise CliError(f"{path} has more than {limit} bytes")
-    return found
+    return check_size(path, found, limit)
 
 
 @click.group(cls=Group)
