@@ -14,6 +14,8 @@ _INVISIBLE: Final = re.compile(
 )
 _FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _INDENT: Final = "  "
+_BRIEF: Final = 60
+_BRIEF_BITS: Final = 64
 
 
 def terminal_safe(text: str) -> str:
@@ -46,6 +48,17 @@ def json_safe(text: str) -> str:
     return "".join(
         char if char in "\t\n" or _is_printable(char) else _escape(char) for char in text
     )
+
+
+def brief_repr(value: object) -> str:
+    """Return a value from elsewhere for an error: texts are cut, and nothing is nested."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= _BRIEF else f"{value[:_BRIEF]}…")
+    if isinstance(value, int) and value.bit_length() > _BRIEF_BITS:
+        return "a large number"
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
 
 
 def _is_printable(char: str) -> bool:

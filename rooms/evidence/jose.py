@@ -28,6 +28,8 @@ from jwt import PyJWS
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm
 from jwt.exceptions import InvalidSignatureError, PyJWTError
 
+from rooms.safe_text import brief_repr
+
 EDDSA: Final = "EdDSA"
 ES256: Final = "ES256"
 ALGORITHMS: Final = (EDDSA, ES256)
@@ -37,6 +39,7 @@ GRACE_S: Final = 60
 
 They cover a publish or a receipt that was on its way at that moment.
 """
+_MEMBERS: Final = ("kty", "crv", "x", "y")
 _COORDINATE: Final = 43
 """Characters of 32 bytes in base64url."""
 _SIGN_BIT: Final = 0x7F
@@ -123,8 +126,9 @@ def public_key(
     if "d" in jwk:
         raise EvidenceError("it has the member d, so it is a private key: leave d out")
     try:
-        shape = msgspec.convert(dict(jwk), _OkpKey | _EcKey)
-    except msgspec.ValidationError as exc:
+        given = {name: jwk[name] for name in _MEMBERS if name in jwk}
+        shape = msgspec.convert(given, _OkpKey | _EcKey)
+    except (msgspec.ValidationError, UnicodeEncodeError) as exc:
         raise EvidenceError(
             "it is no public key of kty OKP with crv Ed25519 (x), or kty EC with crv P-256 (x, y)"
         ) from exc
@@ -141,9 +145,11 @@ def public_key(
     assert isinstance(key, Ed25519PublicKey | EllipticCurvePublicKey)
     if isinstance(key, Ed25519PublicKey):
         _check_order(key)
-    given = jwk.get("alg", algorithm)
-    if given != algorithm:
-        raise EvidenceError(f"its alg is {given!r}; a key of this kind is for {algorithm}")
+    named = jwk.get("alg", algorithm)
+    if named != algorithm:
+        raise EvidenceError(
+            f"its alg is {brief_repr(named)}; a key of this kind is for {algorithm}"
+        )
     kid = thumbprint(members)
     if jwk.get("kid", kid) != kid:
         raise EvidenceError(f"its kid is not its thumbprint by RFC 7638, which is {kid}")
@@ -325,4 +331,5 @@ def decode_bytes(text: str) -> bytes:
 
 
 def _time(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    # In its own time zone, since the first and last times that there are have none in UTC.
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")

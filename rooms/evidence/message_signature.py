@@ -12,6 +12,7 @@ import msgspec
 
 from rooms.domain.message_headers import MAX_SIGNATURE
 from rooms.evidence.jose import EvidenceError, Jws, PublicKey, SigningKey, read_jws, sign
+from rooms.safe_text import brief_repr
 
 TYPE: Final = "rooms-message+jws"
 _IDENTITY: Final = ("publisher", "room", "event_type", "version", "id", "ordering_key")
@@ -54,11 +55,13 @@ class SignedStatement(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
             signed, given = getattr(self, name), getattr(identity, name)
             if given is None and signed is not None:
                 raise EvidenceError(
-                    f"identity differs: it signs {name} {signed!r}, and the message names none"
+                    f"identity differs: it signs {name} {brief_repr(signed)}, and the message"
+                    " names none"
                 )
             if signed != given:
                 raise EvidenceError(
-                    f"identity differs: it signs {name} {signed!r}, and the message has {given!r}"
+                    f"identity differs: it signs {name} {brief_repr(signed)}, and the message has"
+                    f" {brief_repr(given)}"
                 )
 
     def check_payload(self, sha256: str) -> None:
@@ -66,7 +69,7 @@ class SignedStatement(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
         if self.sha256 != sha256:
             raise EvidenceError(
                 f"payload differs: it signs SHA-256 {self.sha256[:64]}, and the payload has"
-                f" {sha256}"
+                f" {sha256[:64]}"
             )
 
 

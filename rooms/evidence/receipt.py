@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -16,10 +16,14 @@ from rooms.evidence.message_signature import (
     read_signature,
     read_statement,
 )
+from rooms.safe_text import brief_repr
 
 TYPE: Final = "rooms-receipt+jws"
 MAX_RECEIPT_BYTES: Final = 4 << 20
 MAX_KEYS: Final = 1000
+_LAST_TIME: Final = 253_402_300_799
+"""The last second of the year 9999, in epoch seconds."""
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class ReceiptPublisher(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -53,7 +57,7 @@ class ReceiptDelivery(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: str
     reason: str | None = None
     attempts: int | None = None
-    updated_at: datetime
+    updated_at: _Time
 
 
 class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -65,12 +69,12 @@ class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     iss: str
-    iat: int
+    iat: Annotated[int, msgspec.Meta(ge=0, le=_LAST_TIME)]
     message_id: str
     room: int
     event_type: str
     version: int
-    accepted_at: datetime
+    accepted_at: _Time
     fanout: int
     states: dict[str, int]
     deliveries: Sequence[ReceiptDelivery]
@@ -149,7 +153,7 @@ def _verify_own(text: str, keys: Mapping[str, PublicKey]) -> tuple[Receipt, str]
         key.check_time(receipt.signed_at, "it says that it was signed")
     except EvidenceError as exc:
         raise EvidenceError(f"the receipt: {exc}") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, OverflowError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise EvidenceError(f"the receipt has another form: {exc}") from exc
     return receipt, key.kid
 
@@ -160,8 +164,8 @@ def _check_payload(receipt: Receipt, payload: bytes) -> None:
     found = payload_hash(payload)
     if found != receipt.sha256:
         raise EvidenceError(
-            f"payload differs: the receipt is about SHA-256 {receipt.sha256}, and the payload has"
-            f" {found}"
+            f"payload differs: the receipt is about SHA-256 {receipt.sha256[:64]}, and the payload"
+            f" has {found}"
         )
     if receipt.payload_bytes != len(payload):
         raise EvidenceError(
@@ -178,8 +182,9 @@ def _check_publisher(receipt: Receipt, given: ReceiptSignature) -> None:
     found = named.organisation_id, named.organisation
     if found != (given.organisation_id, given.organisation):
         raise EvidenceError(
-            f"identity differs: the receipt names the publisher {found[0]!r} ({found[1]!r}), and"
-            f" the signature is of {given.organisation_id!r} ({given.organisation!r})"
+            f"identity differs: the receipt names the publisher {brief_repr(found[0])}"
+            f" ({brief_repr(found[1])}), and the signature is of"
+            f" {brief_repr(given.organisation_id)} ({brief_repr(given.organisation)})"
         )
 
 
@@ -235,5 +240,5 @@ def _jwks(found: Any) -> Iterable[Mapping[str, Any]]:
         jwk = one.get("jwk", one) if isinstance(one, dict) else one
         if not isinstance(jwk, dict):
             raise EvidenceError("one of its keys is no JSON object")
-        if jwk.get("kty") in {"OKP", "EC"}:
+        if jwk.get("kty") in ("OKP", "EC"):  # a list or an object has no hash
             yield jwk

@@ -21,6 +21,7 @@ from rooms.local.log_file import RotatingLog
 from rooms.local.supervisor import print_line
 from rooms.safe_text import (
     LineFormatter,
+    brief_repr,
     json_safe,
     lines_safe,
     log_to_stderr,
@@ -48,6 +49,23 @@ def assert_harmless(text: str) -> None:
     assert not FORBIDDEN.search(STYLE.sub("", text)), repr(FORBIDDEN.search(text))
     assert "\x1b[31m" not in text.replace("\x1b[31m\x1b[1m", "") or "Error: " in text
     assert not any(line.startswith("ERROR rooms") for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("x'", '"x\'"'),
+        ("a" * 1_000_000, f"'{'a' * 60}…'"),
+        (None, "None"),
+        (1.5, "1.5"),
+        (2**64 - 1, "18446744073709551615"),
+        (10**5_000, "a large number"),
+        ([["x"]], "a value of type list"),
+    ],
+    ids=range(7),
+)
+def test_a_value_is_shown_briefly(value: object, shown: str) -> None:
+    assert brief_repr(value) == shown
 
 
 @given(st.text())

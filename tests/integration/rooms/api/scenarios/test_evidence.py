@@ -446,6 +446,9 @@ async def test_signing_keys_are_bounded_and_public(api: Api) -> None:
         return {"name": "k", "jwk": jwk}
 
     private = generate_key("EdDSA").to_jwk()
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
     weak = {"kty": "OKP", "crv": "Ed25519", "x": "A" * 43}
     for jwk, reason in (
         (private, "private key"),
@@ -458,6 +461,8 @@ async def test_signing_keys_are_bounded_and_public(api: Api) -> None:
         (generate_key("ES256").public.to_jwk() | {"alg": "EdDSA"}, "is for ES256"),
         ({str(number): "x" for number in range(11)}, "10"),
         ({"kty": "OKP", "crv": "Ed25519", "x": "A" * 1000}, "128"),
+        ({"kty": ["OKP"], "crv": {"a": 1}}, "jwk"),
+        (generate_key("EdDSA").public.to_jwk() | {"alg": deep}, "jwk"),
     ):
         answer = await api.call("POST", "/signing-keys", json=body(jwk))
         assert answer.status_code == 422, (jwk, answer.text)
