@@ -6,7 +6,7 @@ form. So an entry that is changed, removed, added or moved breaks the chain at i
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -142,14 +142,48 @@ def to_document(chained: ChainedEntry) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> ChainedEntry:
-    """Return the inverse of `to_document`. ValueError, KeyError, TypeError: it is no entry."""
-    fields = {name: document[name] for name in JournalEntry.__slots__}
-    fields["at"] = datetime.fromisoformat(fields["at"])
-    fields["actor_kind"] = ActorKind(fields["actor_kind"])
-    fields["outcome"] = Outcome(fields["outcome"])
+    """Return the inverse of `to_document`. ValueError names the field that is missing or wrong."""
+    fields = {name: _read(document, name) for name in JournalEntry.__slots__}
     return ChainedEntry(
-        seq=int(document["seq"]),
-        previous_hash=bytes.fromhex(document["previous_hash"]),
-        hash=bytes.fromhex(document["hash"]),
+        seq=_read(document, "seq"),
+        previous_hash=_read(document, "previous_hash"),
+        hash=_read(document, "hash"),
         entry=JournalEntry(**fields),
     )
+
+
+def _read(document: Mapping[str, Any], name: str) -> Any:
+    if name not in document:
+        raise ValueError(f"it has no field {name}")
+    value = document[name]
+    if (reader := _READERS.get(name)) is None:
+        return value
+    try:
+        return reader(value)
+    except (ValueError, TypeError, OverflowError) as exc:
+        # Without the value, which may be long.
+        raise ValueError(f"its field {name} has a wrong value") from exc
+
+
+def _time(value: Any) -> datetime:
+    at = datetime.fromisoformat(value)
+    if at.tzinfo is None:
+        raise ValueError("it has no offset from UTC")
+    return at.astimezone(UTC)
+
+
+def _seq(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("it is no integer")
+    value.to_bytes(_SEQ_BYTES, "big", signed=True)
+    return value
+
+
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "seq": _seq,
+    "at": _time,
+    "actor_kind": ActorKind,
+    "outcome": Outcome,
+    "previous_hash": bytes.fromhex,
+    "hash": bytes.fromhex,
+}
