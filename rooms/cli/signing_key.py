@@ -3,17 +3,17 @@
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.input_files import read_input
 from rooms.cli.options import Paging, paging_options, path_segment
 
 if TYPE_CHECKING:
-    from rooms.evidence.jose import SigningKey
+    from rooms.evidence.jose import PublicKey, SigningKey
 
 _ALGORITHMS: Final = ("EdDSA", "ES256")
 _MAX_BYTES: Final = 1 << 16
@@ -60,7 +60,7 @@ def generate(session: CliSession, /, *, path: str, algorithm: str) -> None:
 @pass_session
 def register(session: CliSession, /, *, name: str, path: str) -> None:
     """Register the public part of the key in FILE, a JWK, for your organisation."""
-    jwk = {member: value for member, value in _read_jwk(path).items() if member != "d"}
+    jwk = _read_public_key(path).to_jwk()
     with session.client() as client:
         made = client.call("POST", "/signing-keys", json={"name": name, "jwk": jwk})
     session.output().resource(made)
@@ -112,12 +112,21 @@ def read_private_key(path: str) -> "SigningKey":
         raise CliError(f"{path}: {exc}") from exc
 
 
-def _read_jwk(path: str) -> Mapping[str, Any]:
+def _read_public_key(path: str) -> "PublicKey":
+    """Return the public part of the key in a file, without any secret or unknown member."""
+    from rooms.evidence.jose import EvidenceError, public_key
+
+    jwk = {member: value for member, value in _read_jwk(path).items() if member != "d"}
     try:
-        with Path(path).open("rb") as file:
-            found = json.loads(file.read(_MAX_BYTES))
-    except OSError as exc:
-        raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
+        return public_key(jwk)
+    except EvidenceError as exc:
+        raise CliError(f"{path}: {exc}") from exc
+
+
+def _read_jwk(path: str) -> Mapping[str, Any]:
+    content = read_input(path, _MAX_BYTES)
+    try:
+        found = json.loads(content)
     except (ValueError, RecursionError) as exc:
         raise CliError(f"{path} is no JWK: {exc}") from exc
     if not isinstance(found, dict):
