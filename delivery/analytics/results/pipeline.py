@@ -111,6 +111,8 @@ def count_rows(segments: str) -> int:
     """Return how many rows the manifests below a folder state; damaged ones count nothing."""
     rows = 0
     for path in Path(segments).rglob("_*.parquet.manifest"):
+        if not path.is_file():  # a FIFO would block
+            continue
         try:
             with path.open("rb") as file:
                 rows += parse_manifest(file.read(MAX_BYTES).decode()).rows

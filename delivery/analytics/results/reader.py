@@ -94,7 +94,7 @@ class AnalysisTables:
             ) from exc
         except (OSError, pa.ArrowInvalid) as exc:
             raise NotAnalysedError(f"{url}: {exc}") from exc
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise NotAnalysedError(
                 "the last result is damaged\n"
                 f"{url}/latest.json\n"

@@ -2,7 +2,7 @@
 
 import posixpath
 import secrets
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Final, cast
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -12,6 +12,11 @@ from delivery.analytics.sealing.errors import SegmentsError
 from delivery.analytics.sealing.files import EntryKind, FolderEntry, LocalFiles, hash_stream
 from delivery.analytics.sealing.seal import WritableFiles
 from rooms.backend_urls import scheme_of
+
+_KINDS: Final = {
+    fs.FileType.File: EntryKind.FILE,
+    fs.FileType.Directory: EntryKind.FOLDER,
+}
 
 
 class ArrowFiles:
@@ -27,7 +32,7 @@ class ArrowFiles:
         found = [
             FolderEntry(
                 path=one.path[len(self.root) :].lstrip("/"),
-                kind=EntryKind.FOLDER if one.type == fs.FileType.Directory else EntryKind.FILE,
+                kind=_KINDS.get(one.type, EntryKind.OTHER),
                 size=one.size or 0,
                 modified_ms=(one.mtime_ns or 0) // 1_000_000,
             )

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from delivery.analytics.sealing import contents
-from delivery.analytics.sealing.errors import ContentError, ManifestError, SetAside, SetAsideReason
+from delivery.analytics.sealing.errors import (
+    ContentError,
+    ManifestError,
+    SegmentsError,
+    SetAside,
+    SetAsideReason,
+)
 from delivery.analytics.sealing.files import EntryKind, FolderEntry, SegmentFiles
 from delivery.analytics.sealing.layout import SEGMENT_VERSION, part_of
 from delivery.analytics.sealing.manifest import (
@@ -26,6 +32,11 @@ _THREADS: Final = 4
 _UNFINISHED_MS: Final = 3_600_000
 """Age up to which an unfinished file shows that its segment is being written."""
 _MAGIC: Final = b"PAR1"
+_NO_FILE: Final = {
+    EntryKind.FOLDER: "a folder",
+    EntryKind.LINK: "a symbolic link",
+    EntryKind.OTHER: "a FIFO, socket or device",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +99,7 @@ class _Check:
         self._files = files
         self._known = known
         self._trust_known = trust_known
-        entries = files.entries()
+        entries = list_entries(files)
         self._segments: list[FolderEntry] = []
         self._strangers: list[FolderEntry] = []
         self._manifests: dict[str, FolderEntry] = {}
@@ -142,23 +153,12 @@ class _Check:
         except ContentError as exc:
             if entry.path in self._unfinished:
                 return None
-            return SetAside(
-                path=entry.path, reason=SetAsideReason(exc.reason), detail=str(exc), part=part
-            )
+            return refusal(entry, part, exc)
         except OSError as exc:
-            return SetAside(
-                path=entry.path,
-                reason=SetAsideReason.DAMAGED,
-                detail=f"it cannot be read: {str(exc).splitlines()[0]}",
-                part=part,
-            )
+            return refusal(entry, part, exc)
 
     def _sound(self, entry: FolderEntry, part: int, name: str) -> SoundSegment:
-        if entry.kind is not EntryKind.FILE:
-            what = "a symbolic link" if entry.kind is EntryKind.LINK else "a folder"
-            raise ContentError(SetAsideReason.FOREIGN, f"it is {what}, not a file")
-        if not entry.size:
-            raise ContentError(SetAsideReason.EMPTY, "it has 0 bytes")
+        check_entry(entry)
         known = self._known.get(entry.path)
         if (
             self._trust_known
@@ -182,7 +182,7 @@ class _Check:
 
     def _stranger(self, entry: FolderEntry) -> SetAside:
         has_rows = entry.kind is EntryKind.LINK or entry.name.endswith(".parquet")
-        if not has_rows:
+        if not has_rows and entry.kind is EntryKind.FILE:
             try:
                 has_rows = self._files.read(entry.path, len(_MAGIC)) == _MAGIC
             except OSError:
@@ -220,6 +220,35 @@ def _sound_segment(
         sha256=sha256,
         manifest=manifest,
     )
+
+
+def list_entries(files: SegmentFiles) -> list[FolderEntry]:
+    """Return what is below the address. Raise SegmentsError if it cannot be listed."""
+    try:
+        return files.entries()
+    except OSError as exc:
+        raise SegmentsError(
+            "the folder of segments cannot be listed", where=files.root, remedy=_first_line(exc)
+        ) from exc
+
+
+def check_entry(entry: FolderEntry) -> None:
+    """Raise ContentError unless it is a regular file with content."""
+    if entry.kind is not EntryKind.FILE:
+        raise ContentError(SetAsideReason.FOREIGN, f"it is {_NO_FILE[entry.kind]}, not a file")
+    if not entry.size:
+        raise ContentError(SetAsideReason.EMPTY, "it has 0 bytes")
+
+
+def refusal(entry: FolderEntry, part: int, exc: ContentError | OSError) -> SetAside:
+    """Return the segment as set aside, because it is none or cannot be read."""
+    if isinstance(exc, OSError):
+        exc = ContentError(SetAsideReason.DAMAGED, f"it cannot be read: {_first_line(exc)}")
+    return SetAside(path=entry.path, reason=SetAsideReason(exc.reason), detail=str(exc), part=part)
+
+
+def _first_line(exc: OSError) -> str:
+    return str(exc).partition("\n")[0]
 
 
 def read_manifest(files: SegmentFiles, entry: FolderEntry) -> SegmentManifest:

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from rooms.errors import DeliveryError
 
+_MAX_DETAIL: Final = 300
+
 
 class SegmentsError(DeliveryError):
     """Report in up to three lines why segments cannot be used: what, where, what to do."""
@@ -38,7 +40,8 @@ class ContentError(SegmentsError):
     def __init__(self, reason: str, what: str) -> None:
         """`reason`: a value of `check.Reason`."""
         self.reason = reason
-        super().__init__(what)
+        # A file may have names and values of any length.
+        super().__init__(what if len(what) <= _MAX_DETAIL else f"{what[:_MAX_DETAIL]}…")
 
 
 class BusyError(SegmentsError):

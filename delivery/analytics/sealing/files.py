@@ -26,6 +26,15 @@ class EntryKind(StrEnum):
     FILE = "file"
     FOLDER = "folder"
     LINK = "link"
+    OTHER = "other"
+    """A FIFO, socket or device, which is never opened: it may block, or have no end."""
+
+
+_KINDS: Final = {
+    stat.S_IFREG: EntryKind.FILE,
+    stat.S_IFDIR: EntryKind.FOLDER,
+    stat.S_IFLNK: EntryKind.LINK,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +139,7 @@ def _entry(below: str, one: os.DirEntry[str]) -> FolderEntry | None:
         about = one.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
-    kind = (
-        EntryKind.LINK
-        if stat.S_ISLNK(about.st_mode)
-        else EntryKind.FOLDER
-        if stat.S_ISDIR(about.st_mode)
-        else EntryKind.FILE
-    )
+    kind = _KINDS.get(stat.S_IFMT(about.st_mode), EntryKind.OTHER)
     return FolderEntry(
         path=f"{below}/{one.name}" if below else one.name,
         kind=kind,

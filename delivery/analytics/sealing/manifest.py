@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from delivery.analytics.sealing.errors import ManifestError
+from rooms.safe_text import brief_repr
 
 MAX_BYTES: Final = 4 << 20
 """Size from which a file is not read as a manifest."""
@@ -92,7 +93,11 @@ def parse_manifest(text: str) -> SegmentManifest:
     if not isinstance(document, dict):
         raise ManifestError("its manifest is not an object")
     checksum = document.pop("checksum", None)
-    if checksum != _checksum(document):
+    try:
+        expected = _checksum(document)
+    except RecursionError as exc:
+        raise ManifestError("its manifest is nested too deeply") from exc
+    if checksum != expected:
         raise ManifestError("its manifest does not match its own checksum")
     version = document.get("manifest")
     if isinstance(version, int) and version > MANIFEST_VERSION:
@@ -134,13 +139,13 @@ def _range(found: Any) -> WriterRange:
 
 def _number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_NUMBER:
-        raise ValueError(f"{value!r} is not a count")
+        raise ValueError(f"{brief_repr(value)} is not a count")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{brief_repr(value)} is not a text")
     return value
 
 

@@ -4,10 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from delivery.analytics.sealing.check import check_manifest, read_manifest, verify_bytes
+from delivery.analytics.sealing.check import (
+    check_entry,
+    check_manifest,
+    list_entries,
+    read_manifest,
+    refusal,
+    verify_bytes,
+)
 from delivery.analytics.sealing.contents import read_contents
-from delivery.analytics.sealing.errors import ContentError, SetAside, SetAsideReason
-from delivery.analytics.sealing.files import EntryKind, FolderEntry, SegmentFiles
+from delivery.analytics.sealing.errors import ContentError, SegmentsError, SetAside, SetAsideReason
+from delivery.analytics.sealing.files import FolderEntry, SegmentFiles
 from delivery.analytics.sealing.layout import SEGMENT_VERSION, part_of
 from delivery.analytics.sealing.manifest import SegmentManifest, described_segment, manifest_name
 
@@ -39,7 +46,7 @@ def seal_segments(files: WritableFiles, on_progress: OnSealed = lambda _: None) 
     A manifest states what the file contains now: damage before is noticed only where it makes
     the file unreadable, or where pages have checksums.
     """
-    entries = files.entries()
+    entries = list_entries(files)
     manifests = {
         f"{entry.folder}/{segment}": entry
         for entry in entries
@@ -53,7 +60,9 @@ def seal_segments(files: WritableFiles, on_progress: OnSealed = lambda _: None) 
         if not entry.name.startswith(("_", ".")) and (place := part_of(entry.path)) is not None
     ]
     for number, (entry, (part, name)) in enumerate(segments, 1):
+        made = None
         try:
+            check_entry(entry)
             if entry.path in manifests:
                 found = read_manifest(files, manifests[entry.path])
                 check_manifest(found, part=part, name=name)
@@ -61,24 +70,26 @@ def seal_segments(files: WritableFiles, on_progress: OnSealed = lambda _: None) 
                 already += 1
             else:
                 made = describe(files, entry, part=part, name=name)
-                files.write(f"{entry.folder}/{manifest_name(name)}", made.text().encode())
-                sealed, rows = sealed + 1, rows + made.rows
-        except ContentError as exc:
-            refused.append(
-                SetAside(
-                    path=entry.path, reason=SetAsideReason(exc.reason), detail=str(exc), part=part
-                )
-            )
+        except (ContentError, OSError) as exc:
+            refused.append(refusal(entry, part, exc))
+        if made is not None:
+            _write(files, f"{entry.folder}/{manifest_name(name)}", made)
+            sealed, rows = sealed + 1, rows + made.rows
         on_progress(number)
     return SealReport(sealed=sealed, rows=rows, already=already, refused=tuple(refused))
 
 
+def _write(files: WritableFiles, path: str, manifest: SegmentManifest) -> None:
+    try:
+        files.write(path, manifest.text().encode())
+    except OSError as exc:
+        raise SegmentsError(
+            "a manifest cannot be written", where=f"{files.root}/{path}", remedy=str(exc)
+        ) from exc
+
+
 def describe(files: SegmentFiles, entry: FolderEntry, *, part: int, name: str) -> SegmentManifest:
     """Read a whole segment, and return its manifest. Raise ContentError if it is none."""
-    if entry.kind is not EntryKind.FILE:
-        raise ContentError(SetAsideReason.FOREIGN, "it is a link or a folder, not a file")
-    if not entry.size:
-        raise ContentError(SetAsideReason.EMPTY, "it has 0 bytes")
     before = files.sha256(entry.path)
     with files.open(entry.path) as file:
         footer, found = read_contents(file, part=part)

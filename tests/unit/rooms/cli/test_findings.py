@@ -105,7 +105,9 @@ def test_the_oldest_are_listed_with_their_age(terminal: Terminal) -> None:
     assert (first["outcome"], first["oldest_since"]) == ("stuck", NOON.isoformat())
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"run": 1}', '{"run": '])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"run": 1}', '{"run": ', "[" * 100_000], ids=range(5)
+)
 def test_a_damaged_result_is_an_error_of_three_lines(terminal: Terminal, content: str) -> None:
     at = terminal.data / "analysis" / "tables" / "latest.json"
     at.parent.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """Test which engine a run gets, by the rows and the place of the log, and when findings are loaded."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -78,6 +79,7 @@ def test_the_rows_that_manifests_state_decide(tmp_path: Path) -> None:
 def test_a_damaged_manifest_counts_nothing(tmp_path: Path) -> None:
     at = seal(tmp_path, "a", 7)
     at.with_name("_b.parquet.manifest").write_bytes(b"\xff{")
+    os.mkfifo(at.with_name("_c.parquet.manifest"))
     assert count_rows(f"{tmp_path}/segments") == 7
 
 

@@ -11,6 +11,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from errno import EACCES
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from delivery.analytics.sealing.check import CheckedSegments, KnownSegment
-from delivery.analytics.sealing.errors import SetAside, SetAsideReason
+from delivery.analytics.sealing.errors import (
+    ManifestError,
+    SegmentsError,
+    SetAside,
+    SetAsideReason,
+)
 from delivery.analytics.sealing.manifest import SegmentManifest, parse_manifest
 from tests.support.sealed_segments import write_sealed
 from tests.unit.delivery.analytics.sealing.conftest import NOW_MS, Check
@@ -199,6 +205,24 @@ def _a_link(path: Path) -> None:
     path.symlink_to(moved)
 
 
+def _a_long_value_in_its_manifest(path: Path) -> None:
+    reseal(path, lambda one: replace(one, rows="9" * 100_000))  # type: ignore[arg-type]
+
+
+def _a_long_kind(path: Path) -> None:
+    reseal(path, lambda one: replace(one, kinds=("k" * 100_000,)))
+
+
+def _a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _a_fifo_for_a_manifest(path: Path) -> None:
+    manifest_of(path).unlink()
+    os.mkfifo(manifest_of(path))
+
+
 def _no_parquet(path: Path) -> None:
     path.write_text("dear diary")
     manifest_of(path).unlink()
@@ -231,6 +255,10 @@ def _moved_to_another_hour(path: Path) -> None:
         (_claims_much, SetAsideReason.DAMAGED),
         (_a_huge_manifest, SetAsideReason.DAMAGED),
         (_a_deep_manifest, SetAsideReason.DAMAGED),
+        (_a_long_value_in_its_manifest, SetAsideReason.DAMAGED),
+        (_a_long_kind, SetAsideReason.FUTURE),
+        (_a_fifo, SetAsideReason.FOREIGN),
+        (_a_fifo_for_a_manifest, SetAsideReason.DAMAGED),
         (_a_huge_footer, SetAsideReason.DAMAGED),
         (_a_folder, SetAsideReason.FOREIGN),
         (_a_link, SetAsideReason.FOREIGN),
@@ -246,6 +274,7 @@ def test_what_is_no_sound_segment_is_named(
     found = check()
     assert only(found).reason is reason, found.set_aside
     assert only(found).has_rows
+    assert len(only(found).detail) < 400
     assert len(found.sound) == 2
 
 
@@ -271,6 +300,32 @@ def test_files_outside_the_layout_are_named(
     one = only(check())
     assert (one.path, one.reason, one.part) == (name, SetAsideReason.FOREIGN, None)
     assert one.has_rows is has_rows
+
+
+def test_a_fifo_outside_the_layout_is_named_and_not_read(root: Path, check: Check) -> None:
+    os.mkfifo(root / "notes.txt")
+    one = only(check())
+    assert (one.path, one.reason, one.has_rows) == ("notes.txt", SetAsideReason.FOREIGN, False)
+
+
+def test_a_deep_manifest_is_damaged_at_every_depth(root: Path) -> None:
+    """Check the depths at which a document can be read, and neither written nor shown."""
+    whole = json.loads(manifest_of(first(root)).read_text())
+    text = json.dumps({**whole, "part": "DEEP"})
+    for depth in range(800, 1_000):
+        with pytest.raises(ManifestError):
+            parse_manifest(text.replace('"DEEP"', "[" * depth + "]" * depth))
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    root: Path, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SegmentsError, match=r"cannot be listed\n.*segments\n.*Permission denied"):
+        check()
 
 
 @pytest.mark.parametrize("name", ["_SUCCESS", ".a.parquet.crc", "dt=2026-01-01/_seal.lock"])

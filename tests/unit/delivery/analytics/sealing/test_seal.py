@@ -1,7 +1,10 @@
 """Test that manifests are made for segments from elsewhere, and never for what is no segment."""
 
 import hashlib
+import os
+from errno import EACCES, ENOSPC
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,6 +91,47 @@ def test_a_damaged_segment_is_not_sealed_again(root: Path, files: WritableFiles)
     at.write_bytes(content)
     (refused,) = seal_segments(files).refused
     assert refused.reason is SetAsideReason.DAMAGED
+
+
+class RefusingFiles(LocalFiles):
+    """Refuse to open segments, or to write manifests."""
+
+    refused = "open"
+
+    def open(self, path: str) -> BinaryIO:
+        if self.refused == "open" and path.endswith(".parquet"):
+            raise PermissionError(EACCES, "Permission denied", path)
+        return super().open(path)
+
+    def write(self, path: str, content: bytes) -> None:
+        raise OSError(ENOSPC, "No space left on device", path)
+
+
+def test_segments_that_cannot_be_read_are_refused_and_others_go_on(root: Path) -> None:
+    unseal(root)
+    report = seal_segments(RefusingFiles(str(root)))
+    assert [one.reason for one in report.refused] == [SetAsideReason.DAMAGED] * 3
+    assert all("cannot be read: [Errno 13]" in one.detail for one in report.refused)
+
+
+def test_a_manifest_that_cannot_be_written_ends_the_run(root: Path) -> None:
+    unseal(root)
+    files = RefusingFiles(str(root))
+    files.refused = "write"
+    with pytest.raises(SegmentsError, match=r"cannot be written\n.*manifest\n.*No space left"):
+        seal_segments(files)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_fifo_is_not_sealed(root: Path, *, sealed: bool) -> None:
+    if not sealed:
+        unseal(root)
+    at = min(root.rglob("a.parquet"))
+    at.unlink()
+    os.mkfifo(at)
+    (refused,) = seal_segments(LocalFiles(str(root))).refused
+    assert refused.reason is SetAsideReason.FOREIGN
+    assert "FIFO" in refused.detail
 
 
 def test_rows_of_another_hour_are_refused(root: Path, files: WritableFiles) -> None:
