@@ -15,6 +15,7 @@ from urllib.parse import quote
 import click
 
 from rooms.cli.errors import CliError, ProblemError
+from rooms.cli.input_files import open_input
 from rooms.cli.unknown_names import suggested
 from rooms.domain.state_machine import ENDED_STATUSES, State
 from rooms.safe_text import terminal_safe
@@ -199,12 +200,11 @@ def read_argument(text: str, source: str) -> bytes:
 
     CliError: the file cannot be read.
     """
-    from pathlib import Path
-
     if not text.startswith("@"):
         return text.encode("utf-8", "surrogateescape")
     try:
-        return Path(text[1:]).read_bytes()
+        with open_input(text[1:]) as file:
+            return file.read()
     except OSError as exc:
         raise CliError(f"{source}: {text[1:]} cannot be read: {exc.strerror}") from exc
 

@@ -5,15 +5,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.input_files import open_input
 from rooms.cli.options import find_room, parse_pairs, read_argument, set_fields
 from rooms.cli.unknown_names import event_type_advice
 from rooms.safe_text import terminal_safe
@@ -274,19 +274,19 @@ def _warn(console: "Console", text: str) -> None:
 
 @contextmanager
 def _open_input(path: str) -> Iterator[BinaryIO]:
-    """Open the file. Standard input is copied to a temporary file, since it is read twice."""
-    if path == "-":
-        with tempfile.SpooledTemporaryFile(max_size=_CHUNK_BYTES) as kept:
-            while chunk := sys.stdin.buffer.read(_CHUNK_BYTES):
-                kept.write(chunk)
-            yield cast("BinaryIO", kept)
-        return
+    """Open the file. Standard input and pipes are copied to a temporary file, to be read twice."""
     try:
-        file = Path(path).open("rb")  # noqa: SIM115 - closed below; only the opening is explained
+        opened = nullcontext(sys.stdin.buffer) if path == "-" else open_input(path)
     except OSError as exc:
         raise click.UsageError(f"{path} cannot be read: {exc.strerror}") from exc
-    with file:
-        yield file
+    with opened as file:
+        if path != "-" and file.seekable():
+            yield file
+            return
+        with tempfile.SpooledTemporaryFile(max_size=_CHUNK_BYTES) as kept:
+            while chunk := file.read(_CHUNK_BYTES):
+                kept.write(chunk)
+            yield cast("BinaryIO", kept)
 
 
 def _progress_bar(batch_file: "BatchFile", *, shown: bool) -> Any:

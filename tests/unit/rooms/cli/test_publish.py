@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,34 @@ def test_a_payload_from_standard_input_keeps_its_bytes(
     payload = '{ "b": 1.50, "a": 12345678901234567890,\n "ü": "\\u00fc" }'
     terminal.done("publish", "orders", "paid", *arguments, stdin=f"{payload}\n".encode())
     assert payload.encode() in fake.requests[-1].raw
+
+
+@pytest.mark.parametrize("option", ["--file", "@"])
+def test_process_substitution_is_a_file(terminal: Terminal, fake: FakeRooms, option: str) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'{"n": 0}\n')
+    os.close(writer)
+    path = f"/dev/fd/{reader}"
+    try:
+        terminal.done(
+            "publish", "orders", "paid", *((f"@{path}",) if option == "@" else (option, path))
+        )
+    finally:
+        os.close(reader)
+    assert published(fake) == [0]
+
+
+def test_a_fifo_without_a_writer_is_refused(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rooms.cli.input_files.WRITER_S", 0.01)
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    for arguments in ((f"@{path}",), ("--file", str(path))):
+        result = terminal.run("publish", "orders", "paid", *arguments)
+        assert result.exit_code != 0
+        assert f"{path} cannot be read: it is a FIFO" in result.stderr
+    assert fake.requests == []
 
 
 def test_invalid_payload_sends_no_request(terminal: Terminal, fake: FakeRooms) -> None:
