@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final, cast
 
 SILENT: Final = None
@@ -17,6 +18,27 @@ SERVER_FAILURE: Final = 2
 
 Behaviour = Callable[[str], Sequence[str] | int | None]
 """The addresses of a name, a response code, or SILENT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Hold what an answer repeats: the id, the question as bytes, and its name and type."""
+
+    id: int
+    question: bytes
+    name: str
+    type: int
+
+
+def parse_query(data: bytes) -> Query:
+    """Return the query in a packet of the resolver, which is well-formed."""
+    place, labels = _HEADER.size, list[str]()
+    while (length := data[place]) > 0:
+        labels.append(data[place + 1 : place + 1 + length].decode())
+        place += 1 + length
+    (kind,) = struct.unpack_from("!H", data, place + 1)
+    question = data[_HEADER.size : place + 5]
+    return Query(int.from_bytes(data[:2], "big"), question, ".".join(labels).lower(), kind)
 
 
 class NameServer(asyncio.DatagramProtocol):
@@ -37,23 +59,18 @@ class NameServer(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         """Answer."""
-        place, labels = _HEADER.size, list[str]()
-        while (length := data[place]) > 0:
-            labels.append(data[place + 1 : place + 1 + length].decode())
-            place += 1 + length
-        (kind,) = struct.unpack_from("!H", data, place + 1)
-        question = data[_HEADER.size : place + 5]
-        name = ".".join(labels).lower()
+        query = parse_query(data)
+        name = query.name
         self.asked.append(name)
         self.came.set()
         answer = self.behave(name)
         if answer is SILENT:
             return
         code, addresses = (answer, ()) if isinstance(answer, int) else (0, answer)
-        records = [packed for text in addresses if (packed := self._record(kind, text))]
+        records = [packed for text in addresses if (packed := self._record(query.type, text))]
         flags = 0x8180 | code
-        header = _HEADER.pack(int.from_bytes(data[:2], "big"), flags, 1, len(records), 0, 0)
-        self._transport.sendto(header + question + b"".join(records), addr)
+        header = _HEADER.pack(query.id, flags, 1, len(records), 0, 0)
+        self._transport.sendto(header + query.question + b"".join(records), addr)
 
     def _record(self, kind: int, text: str) -> bytes:
         family = socket.AF_INET6 if ":" in text else socket.AF_INET

@@ -26,14 +26,13 @@ from rooms.domain.ids import OrganisationId
 from tests.faults.hostile.dns_packets import (
     FORGED,
     GOOD,
-    Query,
     Recipe,
     fits_udp,
     good,
     make_recipe,
-    parse_query,
 )
 from tests.faults.hostile.suite import Suite
+from tests.support.name_server import Query, parse_query
 
 _ORGANISATIONS: Final = tuple(
     OrganisationId(f"01900000-0000-7000-8000-00000000000{number}") for number in (1, 2)

@@ -10,6 +10,8 @@ from ipaddress import ip_address
 from random import Random
 from typing import Final
 
+from tests.support.name_server import Query
+
 GOOD: Final = "127.0.0.1"
 """The address in records that answer the question, or lead to an answer by CNAME."""
 FORGED: Final = "127.0.66.66"
@@ -29,27 +31,6 @@ _ASKED: Final = b"\xc0\x0c"
 """A pointer to the name in the question."""
 _MAX_UDP: Final = 65_507
 _MAX_TCP: Final = 65_535
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """Hold what an answer repeats: the id, the question as bytes, and its name and type."""
-
-    id: int
-    question: bytes
-    name: str
-    type: int
-
-
-def parse_query(data: bytes) -> Query:
-    """Return the query in a packet of the resolver, which is well-formed."""
-    place, labels = _HEADER.size, list[str]()
-    while (length := data[place]) > 0:
-        labels.append(data[place + 1 : place + 1 + length].decode())
-        place += 1 + length
-    (kind,) = struct.unpack_from("!H", data, place + 1)
-    question = data[_HEADER.size : place + 5]
-    return Query(int.from_bytes(data[:2], "big"), question, ".".join(labels).lower(), kind)
 
 
 @dataclass(frozen=True, slots=True)
