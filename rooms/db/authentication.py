@@ -1,8 +1,8 @@
 """Authenticate requests by their API keys.
 
 An attacker can compute a key's checksum, so look-ups of keys that this process has never seen valid
-are limited. Known keys are cached for a second, never beyond their end. Look-ups of keys that were
-seen valid take turns by organisation, and all others by address.
+are limited. Known keys are cached for a second (`rooms.db.known_keys`), never beyond their end.
+Look-ups of keys that were seen valid take turns by organisation, and all others by address.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from sqlalchemy.sql import func
 
 from rooms.cache_shares import CacheShares
 from rooms.db.catalog.api_keys import KEY_PREFIX, checksum
-from rooms.db.connection import transaction
+from rooms.db.connection import autocommit, transaction
+from rooms.db.known_keys import CACHE_S, MAX_CACHED, KnownKeys
 from rooms.db.principals import (
     KeyStanding,
     KnownKey,
@@ -46,8 +47,6 @@ _log = logging.getLogger(__name__)
 ClientAddress = tuple[str, int]
 """Address and port, as ASGI passes them."""
 
-CACHE_S: Final = 1.0
-"""The longest time for which a revoked key may go on working in a process that knew it."""
 RECORD_USE_S: Final = 60.0
 """Seconds between two writes of the hours in which keys were used."""
 _LENGTH_WITHOUT_CHECKSUM: Final = len(KEY_PREFIX) + 43
@@ -68,7 +67,6 @@ MAX_PENDING_LOOKUPS: Final = 1000
 """Look-ups of keys never seen before that may wait; beyond them the request is refused (429)."""
 _SCHEME: Final = b"bearer "
 _SCHEME_LENGTH: Final = len(_SCHEME)
-_MAX_CACHED: Final = 10_000
 _UNKNOWN: Final = "this API key is not known"
 _MAX_USED: Final = 10_000
 """Keys whose use is remembered until it is written; of others the hour may stay older."""
@@ -111,7 +109,8 @@ class ApiKeyAuthenticator:
 
     Known keys are cached (by their hash) for a second, unknown ones for longer.
 
-    A key that this process has seen valid is looked up again once its second is over. A look-up of
+    A key that this process has seen valid is looked up again once its second is over, or before
+    that if it is in use. A look-up of
     any other key costs its client's address a token, of `unknown_per_s` a second (0: no limit). The
     address gets the token back if the key is valid, so clients behind one address do not shut each
     other out. Addresses in `trusted` are proxies' and pay nothing: one client behind a proxy must
@@ -129,13 +128,12 @@ class ApiKeyAuthenticator:
         record_use_s: float = RECORD_USE_S,
     ) -> None:
         self._record_use_s = record_use_s
-        self._record_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._engine = engine
         self._monotonic = monotonic
         self._on_failure = on_failure
         self._trusted = tuple(trusted)
-        self._cache: dict[bytes, tuple[KnownKey, float]] = {}
-        self._cache_shares = CacheShares[bytes]()
+        self._known = KnownKeys(engine, monotonic, on_use=self._note_use)
         self._used_hours: dict[KeyId, datetime] = {}
         self._written_hours: dict[KeyId, datetime] = {}
         self._unknown_cache: dict[bytes, float] = {}
@@ -146,17 +144,20 @@ class ApiKeyAuthenticator:
         self._client_shares = CacheShares[MemberIdentity]()
         self._lookup_limiter: TokenBuckets[str] = TokenBuckets(unknown_per_s, monotonic)
         self._lookup_slots = _turns(_MAX_CONCURRENT_LOOKUPS, MAX_PENDING_LOOKUPS)
-        self._repeat_slots = _turns(_MAX_CONCURRENT_REPEATS, 2 * _MAX_CACHED)
+        self._repeat_slots = _turns(_MAX_CONCURRENT_REPEATS, 2 * MAX_CACHED)
 
     async def __aenter__(self) -> Self:
-        self._record_task = asyncio.create_task(self._record_use_forever())
+        self._tasks = [
+            asyncio.create_task(self._record_use_forever()),
+            asyncio.create_task(self._known.renew_forever()),
+        ]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._record_task is not None:
-            self._record_task.cancel()
+        for task in self._tasks:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._record_task
+                await task
         await self.record_use()
 
     async def _record_use_forever(self) -> None:
@@ -183,9 +184,9 @@ class ApiKeyAuthenticator:
                 AuthFailure.MALFORMED, "the Authorization header must read 'Bearer rooms_…'"
             )
         digest = hashlib.sha256(header[_SCHEME_LENGTH:]).digest()
-        known = self._cache.get(digest)
-        if known is not None and self._monotonic() < known[1]:
-            return self._admit(known[0], client)
+        known = self._known.get(digest)
+        if known is not None and known[1]:
+            return self._admit_known(digest, known[0], client)
         self._check_format(header[_SCHEME_LENGTH:])
         if self._monotonic() < self._unknown_cache.get(digest, 0.0):
             raise self.failure(AuthFailure.UNKNOWN, _UNKNOWN)
@@ -202,7 +203,7 @@ class ApiKeyAuthenticator:
         found = await asyncio.shield(task)
         if found is None:
             raise self.failure(AuthFailure.UNKNOWN, _UNKNOWN)
-        principal = self._admit(found, client)
+        principal = self._admit_known(digest, found, client)
         self._note_use(principal.key_id)
         return principal
 
@@ -213,10 +214,11 @@ class ApiKeyAuthenticator:
         """
         if header[:_SCHEME_LENGTH].lower() != _SCHEME:
             return None
-        known = self._cache.get(hashlib.sha256(header[_SCHEME_LENGTH:]).digest())
-        if known is None or self._monotonic() >= known[1]:
+        digest = hashlib.sha256(header[_SCHEME_LENGTH:]).digest()
+        known = self._known.get(digest)
+        if known is None or not known[1]:
             return None
-        return self._admit(known[0], client)
+        return self._admit_known(digest, known[0], client)
 
     async def authenticate_member(
         self, identity: MemberIdentity, client: ClientAddress | None
@@ -261,7 +263,7 @@ class ApiKeyAuthenticator:
             if former is None
             else self._repeat_slots.slot(former.principal.organisation_id)
         )
-        async with slot, transaction(self._engine) as connection:
+        async with slot, autocommit(self._engine) as connection:
             row = (await connection.execute(select_client(identity))).mappings().one_or_none()
         known = None
         if row is not None and row["is_valid"]:
@@ -271,13 +273,20 @@ class ApiKeyAuthenticator:
                 known = replace(known, principal=principal)
         self._clients.pop(identity, None)
         self._client_shares.discard(identity)
-        if len(self._clients) >= _MAX_CACHED:
+        if len(self._clients) >= MAX_CACHED:
             displaced = self._client_shares.displaced()
             self._client_shares.discard(displaced)
             del self._clients[displaced]
         self._clients[identity] = (known, asked_at + CACHE_S)
         self._client_shares.add(identity, identity.member_id)
         return known
+
+    def _admit_known(
+        self, digest: bytes, known: KnownKey, client: ClientAddress | None
+    ) -> Principal:
+        principal = self._admit(known, client)
+        self._known.note_use(digest)
+        return principal
 
     def _admit(self, known: KnownKey, client: ClientAddress | None) -> Principal:
         """Return the principal, if the key has not ended and its networks include the client."""
@@ -289,8 +298,7 @@ class ApiKeyAuthenticator:
 
     def forget(self) -> None:
         """Look up every key again."""
-        self._cache.clear()
-        self._cache_shares.clear()
+        self._known.clear()
         self._clients.clear()
         self._client_shares.clear()
         self._unknown_cache.clear()
@@ -422,25 +430,19 @@ class ApiKeyAuthenticator:
                 ),
             )
         )
-        async with transaction(self._engine) as connection:
+        async with autocommit(self._engine) as connection:
             row = (await connection.execute(statement)).mappings().one_or_none()
-        self._cache.pop(digest, None)
-        self._cache_shares.discard(digest)
+        self._known.discard(digest)
         if row is None or not row["is_valid"]:
             may_be_extended = row is not None and row["revoked_at"] is None
             self._unknown_cache.pop(digest, None)
-            if len(self._unknown_cache) >= _MAX_CACHED:
+            if len(self._unknown_cache) >= MAX_CACHED:
                 del self._unknown_cache[next(iter(self._unknown_cache))]
             unknown_s = CACHE_S if may_be_extended else UNKNOWN_CACHE_S
             self._unknown_cache[digest] = asked_at + unknown_s
             return None
         known = known_key(row, digest)
-        if len(self._cache) >= _MAX_CACHED:
-            displaced = self._cache_shares.displaced()
-            self._cache_shares.discard(displaced)
-            del self._cache[displaced]
-        self._cache[digest] = (known, asked_at + CACHE_S)
-        self._cache_shares.add(digest, known.principal.organisation_id)
+        self._known.put(digest, known, asked_at)
         return known
 
     def _note_use(self, key: KeyId) -> None:

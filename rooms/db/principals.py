@@ -66,9 +66,9 @@ def valid_keys(*columns: ColumnElement[Any]) -> Select[Any]:
     return _keys_with_owners(*columns).where(_IS_VALID)
 
 
-def all_keys() -> Select[Any]:
+def all_keys(*columns: ColumnElement[Any]) -> Select[Any]:
     """Return the keys with their organisations' columns, and whether each is valid (`is_valid`)."""
-    return _keys_with_owners(_IS_VALID.label("is_valid"))
+    return _keys_with_owners(_IS_VALID.label("is_valid"), *columns)
 
 
 def select_client(identity: MemberIdentity) -> Select[Any]:

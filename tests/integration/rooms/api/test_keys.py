@@ -13,13 +13,13 @@ import pytest
 from rooms.api.auth import authenticate
 from rooms.api.fast_routes import FastRoutes
 from rooms.db.authentication import (
-    CACHE_S,
     UNKNOWN_CACHE_S,
     ApiKeyAuthenticator,
     AuthFailure,
     client_block,
 )
 from rooms.db.catalog.api_keys import hash_key, new_key
+from rooms.db.known_keys import CACHE_S
 from rooms.db.principals import KnownKey
 from rooms.domain.state_machine import Scope
 from rooms.errors import RateLimitedError, UnauthenticatedError
@@ -212,7 +212,7 @@ async def test_a_key_that_is_extended_after_its_end_is_valid_again(api: Api) -> 
 async def test_the_cache_of_unknown_keys_is_bounded(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rooms.db.authentication._MAX_CACHED", 5)
+    monkeypatch.setattr("rooms.db.authentication.MAX_CACHED", 5)
     keys = Counted(api, Seconds())
     for number in range(20):
         await keys.outcome(invented(number))
@@ -361,14 +361,14 @@ async def test_repeated_lookups_do_not_count_as_those_of_unknown_keys(
 async def test_an_organisation_with_many_keys_displaces_only_its_own(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rooms.db.authentication._MAX_CACHED", 3)
+    monkeypatch.setattr("rooms.db.known_keys.MAX_CACHED", 3)
     keys = Counted(api, Seconds())
     for name in ("stranger", "publish", "manage", "operate", "subscribe", "admin"):
         assert await keys.outcome(api.keys[name]) == "in"
     lookups = keys.lookups
     assert await keys.outcome(api.keys["stranger"]) == "in"
     assert keys.lookups == lookups
-    assert len(keys._cache) == 3
+    assert len(keys._known) == 3
 
 
 async def test_an_address_is_that_of_ipv4_or_a_network_of_ipv6() -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from delivery.maintenance.cleanup import clean_sessions
 from rooms.cli.database import create_sign_in_link
-from rooms.db.authentication import CACHE_S, ApiKeyAuthenticator
+from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.catalog.api_keys import hash_key
 from rooms.db.catalog.sessions import delete_ended, extend_session
 from rooms.db.connection import transaction
+from rooms.db.known_keys import CACHE_S
 from rooms.domain.role import SCOPES, Role, scopes_of
 from rooms.domain.state_machine import Scope
 from rooms.errors import UnauthenticatedError

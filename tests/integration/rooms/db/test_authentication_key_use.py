@@ -1,7 +1,5 @@
 """Test that the hours in which keys were used are written, in few statements."""
 
-import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -10,51 +8,10 @@ from typing import Any
 import pytest
 
 from rooms.db import authentication
-from rooms.db.authentication import ApiKeyAuthenticator
-from rooms.db.catalog.api_keys import create_key, new_key
-from rooms.db.catalog.organisations import ensure_organisation
-from rooms.db.connection import open_engine, transaction
-from rooms.domain.state_machine import Scope
+from rooms.db.connection import transaction
 from rooms.errors import StorageUnavailableError, UnauthenticatedError
-from tests.support.installation import Installation, now_ms, until
-
-
-class Keys:
-    """Keys of one organisation, and the authenticator that knows them."""
-
-    def __init__(self, installation: Installation, engine: Any) -> None:
-        self._installation = installation
-        self._engine = engine
-
-    async def make(self, **restrictions: Any) -> tuple[str, bytes]:
-        """Create a key; its id, and the header that presents it."""
-        text = new_key(os.urandom)
-        identity = self._installation.ids.generate_global(now_ms())
-        async with transaction(self._engine) as connection:
-            organisation = await ensure_organisation(
-                connection, "ours", self._installation.ids.generate_global(now_ms())
-            )
-            await create_key(
-                connection, new_id=identity, organisation=organisation, name="key",
-                scopes=[Scope.PUBLISH], text=text, restrictions=restrictions,
-            )  # fmt: skip
-        return identity, f"Bearer {text}".encode()
-
-    async def used_at(self, identity: str) -> datetime | None:
-        found: datetime | None = await self._installation.value(
-            "SELECT last_used_at FROM api_keys WHERE id = %s", identity
-        )
-        return found
-
-    def authenticator(self, **settings: Any) -> ApiKeyAuthenticator:
-        return ApiKeyAuthenticator(self._engine, asyncio.get_running_loop().time, **settings)
-
-
-@pytest.fixture
-async def keys(installation: Installation) -> AsyncIterator[Keys]:
-    engine = open_engine(installation.url, size=2)
-    yield Keys(installation, engine)
-    await engine.dispose()
+from tests.integration.rooms.db.conftest import Keys
+from tests.support.installation import Installation, until
 
 
 def this_hour() -> datetime:
@@ -107,6 +64,7 @@ async def test_requests_cost_no_statement_and_an_hour_is_written_once(
 
     made = [await keys.make() for _ in range(3)]
     monkeypatch.setattr(authentication, "transaction", counted)
+    monkeypatch.setattr(authentication, "autocommit", counted)
     authenticator = keys.authenticator()
     for _ in range(20):
         for _, header in made:

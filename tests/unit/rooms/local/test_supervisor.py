@@ -224,6 +224,7 @@ def test_small_machines_get_small_buffers(memory_mib: int, shared: str) -> None:
     chosen = postgres.postgres_settings(find_binaries(), memory_mib * 1024 * 1024)
     assert chosen["shared_buffers"] == shared
     assert chosen["fsync"] == chosen["synchronous_commit"] == chosen["full_page_writes"] == "on"
+    assert chosen["wal_init_zero"] == "off"
     assert f"shared_buffers = '{shared}'\n" in postgres.render_settings(chosen)
 
 
