@@ -11,10 +11,13 @@ from rooms.errors import RateLimitedError
 class FairSlots:
     """Share a process's slots between tenants: each has a limit, and they take turns."""
 
-    def __init__(self, slots: int, *, max_per_tenant: int, max_waiting: int, refusal: str) -> None:
+    def __init__(
+        self, slots: int, *, max_per_tenant: int, max_waiting: int | None = None, refusal: str = ""
+    ) -> None:
         """Set the slots, and for each tenant the most slots and waiting requests.
 
-        `refusal`: the error's text where more requests of a tenant would wait.
+        `max_waiting`: None where the callers bound them. `refusal`: the error's text where more
+        requests of a tenant would wait.
         """
         self._free = slots
         self._max_per_tenant = max_per_tenant
@@ -37,7 +40,7 @@ class FairSlots:
 
     async def _wait(self, tenant: str) -> None:
         queue = self._queues.setdefault(tenant, deque())
-        if len(queue) >= self._max_waiting:
+        if self._max_waiting is not None and len(queue) >= self._max_waiting:
             raise RateLimitedError(self._refusal)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)

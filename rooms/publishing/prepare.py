@@ -42,8 +42,11 @@ NOTIFY_WITHIN_MS: Final = 2_000
 """Consumers look this far ahead, so messages that are due later need no notification."""
 SLICE_ROWS: Final = 1_000
 """Most messages and deliveries that are prepared at a time, unless one message has more."""
-SLICE_NS: Final = 1_000_000
-"""Nanoseconds, about, for which messages are checked and routed, or prepared, at a time."""
+SLICE_NS: Final = 500_000
+"""Nanoseconds, about, for which messages are checked and routed, or prepared, at a time.
+
+On a busy machine they take two or three times as long, and other requests wait for several slices.
+"""
 _PART_NS: Final = 4_000
 """About so long a recipient takes where a part of a route is built."""
 _encode: Final = msgspec.json.encode
@@ -133,7 +136,7 @@ class Preparer:
         refused: Mapping[int, str],
         checks: DeferredChecks | None = None,
     ) -> Generator[None, None, InsertRows]:
-        """Return the rows of a request and its answer. Yield after slices of about a millisecond.
+        """Return the rows of a request and its answer. Yield after slices of half a millisecond.
 
         Other requests go on meanwhile. If the room changes, the statement finds that the table is
         old.

@@ -1,8 +1,9 @@
 """Prepare requests for their commit, where that takes more than the pure `Preparer`.
 
-The rows of a large batch are prepared in slices, so that other requests go on. What is refused is
-tried again with fresh routes, and with the answers of messages that are stored already. Costly
-checks run in the sandbox.
+The rows of a large batch are prepared in slices, so that other requests go on. Organisations take
+turns with them, and the event loop runs one slice a round. What is refused is tried again with
+fresh routes, and with the answers of messages that are stored already. Costly checks run in the
+sandbox.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from rooms.db.publish.request_rows import InsertRows
 from rooms.domain.ids import RoomId
 from rooms.domain.principal import Principal
 from rooms.errors import ConflictError, ForbiddenError, InvalidError, RoomsError
+from rooms.fair_slots import FairSlots
 from rooms.ports import Clock
 from rooms.publishing.batch_bounds import BatchTooCostlyError
 from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
@@ -48,6 +50,8 @@ class RequestPreparation:
         self._find_by_caller_id = find_by_caller_id
         self._sandbox = sandbox
         self._clock = clock
+        # Those that wait hold the bytes of their requests, which the API bounds.
+        self._slice_turns = FairSlots(1, max_per_tenant=1)
         self._pack_key_id = functools.lru_cache(maxsize=1000)(pg_arrays.uuid_from_text)
 
     def at_once(
@@ -84,7 +88,8 @@ class RequestPreparation:
         answered: Mapping[str, bytes],
     ) -> InsertRows:
         """Return the rows of a batch, and let other requests go on meanwhile."""
-        return await _run_slices(
+        return await self._run_slices(
+            principal,
             self._preparer.prepare_in_slices(
                 table,
                 messages,
@@ -95,7 +100,7 @@ class RequestPreparation:
                 application=principal.application,
                 answered=answered,
                 refused=refused,
-            )
+            ),
         )
 
     async def after_refusal(
@@ -170,20 +175,23 @@ class RequestPreparation:
             if checks.pending:
                 await checks.run(self._sandbox, principal.organisation_id)
             try:
-                return await _run_slices(prepare(checks=checks))
+                return await self._run_slices(principal, prepare(checks=checks))
             except ChecksPendingError as exc:
                 checks = exc.checks
 
-
-async def _run_slices(slices: Generator[None, None, InsertRows]) -> InsertRows:
-    """Return the rows of a request that is prepared in slices, and let others go on in between."""
-    while True:
-        try:
-            next(slices)
-        except StopIteration as done:
-            rows: InsertRows = done.value
-            return rows
-        await asyncio.sleep(0)
+    async def _run_slices(
+        self, principal: Principal, slices: Generator[None, None, InsertRows]
+    ) -> InsertRows:
+        """Return the rows of a request, and let others go on after each of its slices."""
+        while True:
+            async with self._slice_turns.slot(principal.organisation_id):
+                try:
+                    next(slices)
+                except StopIteration as done:
+                    rows: InsertRows = done.value
+                    return rows
+                # The turn lasts until the loop comes round, or all would run a slice each time.
+                await asyncio.sleep(0)
 
 
 def matching_answers(

@@ -813,6 +813,42 @@ async def test_a_large_batch_lets_other_requests_go_on_while_it_is_prepared(
         assert len(json.loads(rows.answer)["messages"]) == 500
 
 
+async def test_batches_beside_each_other_take_turns_with_their_slices(
+    database: str, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run one slice a round of the loop, and slices of the two organisations in turn."""
+    room = a_room(house, "PUSH")
+    async with open_desk(database, ROOMS_MAX_BATCH="400") as desk:
+        await desk.publisher.publish(house.principal, room, a_message(), None)
+        table = desk.planner.cached(room)
+        assert table is not None
+        ticks = itertools.count(0, SLICE_NS // 2)
+        monkeypatch.setattr(prepare, "perf_counter_ns", lambda: next(ticks))
+        done: list[str] = []
+
+        async def prepare_batch(organisation: str, count: int) -> InsertRows:
+            rows = await desk.publisher._preparation.in_slices(
+                table,
+                replace(house.principal, organisation_id=OrganisationId(organisation)),
+                None,
+                decode_batch(a_batch(*[{}] * count), 400),
+                refused={},
+                answered={},
+            )
+            done.append(organisation)
+            return rows
+
+        async def prepare_all() -> InsertRows:
+            large = [prepare_batch("large", 400) for _ in range(4)]
+            *_, rows = await asyncio.gather(*large, prepare_batch("small", 40))
+            return rows
+
+        _, turns = await _count_turns_during(prepare_all())
+    assert done == ["small", *["large"] * 4]
+    # Two messages a slice.
+    assert turns >= 4 * 190 + 18
+
+
 async def test_a_batch_whose_room_changes_while_it_is_prepared_reaches_the_new_subscription(
     database: str, house: House
 ) -> None:
