@@ -24,7 +24,7 @@ from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import RoomId, SubscriptionId, room_of
+from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
@@ -35,7 +35,7 @@ _MIN_BATCH: Final = 20
 _TURN_S: Final = 0.004
 """The time that a claim may take while organisations take turns: the next one waits for it."""
 _TURNS_S: Final = 5.0
-"""The time after a claim for the others in which they may have more."""
+"""Organisations take turns for so long after tasks of a second one were claimed."""
 _MAX_UNSETTLED_BYTES: Final = 256 * 1024 * 1024
 """Payloads in memory: with large ones, fewer tasks than the credit allows."""
 _FULL_SCAN_SHARE: Final = 20
@@ -43,6 +43,8 @@ _MAX_FULL_SCAN_INTERVAL_S: Final = 10.0
 _MAX_LINGER_S: Final = 0.03
 _FULL_LINGER_RATE_PER_S: Final = 2_000.0
 """The rate from which the linger is at its maximum; at 1,000 a second it is an eighth of that."""
+_TURN_LINGER_S: Final = 0.01
+"""The longest linger while organisations take turns: one that has little does not gather work."""
 _RECLAIM_LINGER_S: Final = 0.005
 """From this linger on, claim again without waiting for a notification."""
 _MIN_WAIT_S: Final = 0.005
@@ -84,7 +86,8 @@ class PostgresConsumer:
         )
         self._rows_of_a_turn = _BATCH
         """As many as the last large claim took in `_TURN_S`."""
-        self._others_until = 0.0
+        self._last_organisation: OrganisationId | None = None
+        self._turns_until = 0.0
         self._dead_workers: list[int] = []
         self._next_dead_check = 0.0
         self._next_full_scan = 0.0
@@ -140,7 +143,8 @@ class PostgresConsumer:
                     continue
                 self._track(claim.tasks)
                 yield claim.tasks
-                pause_s = linger.next_delay_s(len(claim.tasks), started)
+                longest_s = _TURN_LINGER_S if started < self._turns_until else _MAX_LINGER_S
+                pause_s = min(longest_s, linger.next_delay_s(len(claim.tasks), started))
                 if claim.row_count < limit and not self._turns.has_backlog:
                     await asyncio.sleep(pause_s)
                     # All due tasks are claimed, so the next one notifies.
@@ -168,7 +172,7 @@ class PostgresConsumer:
                 self._turns.has_several_organisations = several
             full_scan = full_scan or not set(self._dead_workers) <= set(known)
         turn = self._turns.scan_all() if full_scan else self._turns.next()
-        if turn.organisation is not None and now < self._others_until:
+        if now < self._turns_until:
             limit = min(limit, max(_MIN_BATCH, self._rows_of_a_turn))
         excluded = self._excluded
         claim = await self._outbox.claim(
@@ -184,8 +188,7 @@ class PostgresConsumer:
         if claim.row_count >= _MIN_BATCH:
             took_s = max(0.001, time.monotonic() - now)
             self._rows_of_a_turn = int(claim.row_count * _TURN_S / took_s)
-        if turn.organisation is None and claim.tasks and self._turns.has_backlog:
-            self._others_until = now + _TURNS_S
+        self._note_organisations(claim, now)
         self._turns.record(turn, claim, exhausted=claim.row_count < limit)
         if full_scan:
             done = time.monotonic()
@@ -193,6 +196,14 @@ class PostgresConsumer:
                 self._poll_s, min(_MAX_FULL_SCAN_INTERVAL_S, _FULL_SCAN_SHARE * (done - now))
             )
         return claim
+
+    def _note_organisations(self, claim: ClaimedBatch, now: float) -> None:
+        """Let organisations take turns for a while, if this claim took tasks of a second one."""
+        for organisation in claim.organisations.values():
+            if organisation != self._last_organisation:
+                if self._last_organisation is not None:
+                    self._turns_until = now + _TURNS_S
+                self._last_organisation = organisation
 
     async def _wait_s(self, claim: ClaimedBatch) -> float:
         try:

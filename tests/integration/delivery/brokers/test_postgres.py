@@ -562,3 +562,43 @@ async def test_a_burst_of_one_organisation_keeps_no_other_waiting(
             if len(seen) == 5:
                 assert [batch.count(small) for batch in seen] == [0, 3, 0, 2, 0]
     assert sum(batch.count(small) for batch in seen) == 5
+
+
+async def test_claims_are_small_from_the_second_one_of_a_burst_beside_another_organisation(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not known yet who is backlogged, and the next message of the other may come now."""
+    monkeypatch.setattr(postgres, "_TURN_S", 1e-9)
+    large, small = await installation.subscribe(), await installation.subscribe()
+    await other_organisation(installation, small)
+    await installation.publish_many(small, 1, due=ago(1))
+    consumer = PostgresConsumer(installation.url, credit=10_000, claim_s=60, poll_s=0.01)
+    async with batches(consumer) as found:
+        sizes = [len(await anext(found))]
+        await installation.publish_many(large, 600, due=ago(0))
+        while sum(sizes) < 601:
+            sizes.append(len(await anext(found)))
+    assert sizes == [1, 500, 20, 20, 20, 20, 20]
+
+
+@pytest.mark.parametrize("organisations", [1, 2])
+async def test_work_is_not_gathered_for_long_while_organisations_take_turns(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch, organisations: int
+) -> None:
+    """Let the pause after a claim, which saves claims at a high rate, last for an hour."""
+    monkeypatch.setattr(postgres, "_MAX_LINGER_S", 3_600.0)
+    monkeypatch.setattr(postgres, "_FULL_LINGER_RATE_PER_S", 1e-6)
+    first, second = await installation.subscribe(), await installation.subscribe()
+    if organisations > 1:
+        await other_organisation(installation, second)
+    for subscription in (first, second):
+        await installation.publish_many(subscription, 1, due=ago(1))
+    consumer = PostgresConsumer(installation.url, credit=100, claim_s=60, poll_s=0.01)
+    async with batches(consumer) as found:
+        assert len(await anext(found)) == 2
+        await installation.publish_many(first, 1, due=ago(0))
+        if organisations > 1:
+            assert len(await asyncio.wait_for(anext(found), PATIENCE_S)) == 1
+        else:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(found), 0.3)
