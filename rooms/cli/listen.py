@@ -47,7 +47,7 @@ _HIDDEN_HEADERS = {
 @click.option(
     "--secret-file",
     "secrets_of_file",
-    type=click.File(encoding="utf-8"),
+    metavar="FILE",
     callback=read_lines,
     help="File with a signing secret a line; - is standard input.",
 )

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import quote
 
 import click
 
 from rooms.cli.errors import CliError, ProblemError
-from rooms.cli.input_files import open_input
+from rooms.cli.input_files import check_size, open_input, read_input
 from rooms.cli.unknown_names import suggested
 from rooms.domain.state_machine import ENDED_STATUSES, State
 from rooms.safe_text import terminal_safe
@@ -77,24 +77,27 @@ def parse_pairs(
 
 
 def read_pairs(
-    ctx: click.Context, parameter: click.Parameter, file: TextIO | None
+    ctx: click.Context, parameter: click.Parameter, path: str | None
 ) -> dict[str, str] | None:
     """Parse lines of the form NAME=VALUE of a file as a click callback. None: there are none."""
-    return parse_pairs(ctx, parameter, read_lines(ctx, parameter, file))
+    return parse_pairs(ctx, parameter, read_lines(ctx, parameter, path))
 
 
-def read_lines(
-    ctx: click.Context, parameter: click.Parameter, file: TextIO | None
-) -> tuple[str, ...]:
-    """Return the lines of a file that are not empty, as a click callback, and close it."""
-    if file is None:
+def read_lines(ctx: click.Context, parameter: click.Parameter, path: str | None) -> tuple[str, ...]:
+    """Return the lines of a file that are not empty, as a click callback; `-`: standard input."""
+    if path is None:
         return ()
     try:
-        with file:
-            lines = [line.strip() for line in file.read(_MAX_FILE).splitlines()]
-    except (OSError, UnicodeDecodeError) as exc:
+        content = _read_standard_input() if path == "-" else read_input(path, _MAX_FILE)
+        lines = content.decode().splitlines()
+    except (CliError, UnicodeDecodeError) as exc:
         raise click.BadParameter(str(exc), ctx, parameter) from exc
-    return tuple(filter(None, lines))
+    return tuple(filter(None, map(str.strip, lines)))
+
+
+def _read_standard_input() -> bytes:
+    content = sys.stdin.buffer.read(_MAX_FILE + 1)
+    return check_size("standard input", content, _MAX_FILE)
 
 
 def parse_event_types(

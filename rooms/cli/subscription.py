@@ -138,7 +138,7 @@ def _subscription_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--headers-file",
                 "headers_of_file",
-                type=click.File(encoding="utf-8"),
+                metavar="FILE",
                 callback=read_pairs,
                 help="File with a header NAME=VALUE a line; - is standard input.",
             ),

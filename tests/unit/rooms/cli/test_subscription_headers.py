@@ -1,5 +1,6 @@
 """Give headers of webhooks to the command line, as arguments and by a file."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,29 @@ def test_a_file_that_cannot_be_read_is_a_usage_error(
     if content is not None:
         file.write_bytes(content)
     assert terminal.run(*CREATE, "--headers-file", str(file)).exit_code == 2
+
+
+def test_a_file_that_is_too_large_is_refused_not_cut(
+    terminal: Terminal, fake: FakeRooms, tmp_path: Path
+) -> None:
+    file = tmp_path / "headers"
+    file.write_text(f"X-Long={'x' * 70_000}\nAuthorization={SECRET}\n")
+    answers = [
+        terminal.run(*CREATE, "--headers-file", str(file)),
+        terminal.run(*CREATE, "--headers-file", "-", stdin=file.read_text()),
+    ]
+    for answer, name in zip(answers, ("headers", "standard input"), strict=True):
+        assert answer.exit_code == 2
+        assert f"{name} has more than 65536 bytes" in " ".join(answer.stderr.split())
+    assert not fake.sent("POST", ".*/subscriptions")
+
+
+def test_a_fifo_without_a_writer_is_not_waited_for_without_end(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rooms.cli.input_files.WRITER_S", 0.01)
+    fifo = tmp_path / "headers"
+    os.mkfifo(fifo)
+    answer = terminal.run(*CREATE, "--headers-file", str(fifo))
+    assert answer.exit_code == 2
+    assert "no process wrote to it" in " ".join(answer.stderr.split())
