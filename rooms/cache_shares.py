@@ -39,6 +39,10 @@ class CacheShares(Generic[_K]):
         if self._most and self._most not in self._by_count:
             self._most -= 1
 
+    def keys_of(self, tenant: str) -> list[_K]:
+        """Return the entries of a tenant, the oldest first."""
+        return list(self._keys.get(tenant, ()))
+
     def displaced(self) -> _K:
         """Return the oldest entry of the tenant with the most entries; there must be one."""
         return next(iter(self._keys[next(iter(self._by_count[self._most]))]))

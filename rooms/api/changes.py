@@ -142,6 +142,11 @@ class Change:
     def on_committed(self) -> None:
         """Record that the entry is committed: what fails later is not the change."""
         self._state[_COMMITTED] = None
+        # In this process the change counts at once, in others when they look the keys up again.
+        keys = self._services.keys
+        keys.forget_organisation(self._principal.organisation_id)
+        if (named := self._request.path_params.get("organisation_id")) is not None:
+            keys.forget_organisation(OrganisationId(str(named).lower()))
 
     @property
     def _state(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from rooms.db.principals import (
     valid_keys,
 )
 from rooms.db.tables.organisations import api_keys
-from rooms.domain.ids import KeyId
+from rooms.domain.ids import KeyId, OrganisationId
 from rooms.domain.member_identity import MemberIdentity
 from rooms.domain.principal import Principal
 from rooms.errors import RateLimitedError, RoomsError, UnauthenticatedError
@@ -295,6 +295,10 @@ class ApiKeyAuthenticator:
         if known.ends_at is not None and known.is_over(datetime.now(UTC)):
             raise self.failure(AuthFailure.UNKNOWN, _UNKNOWN)
         return known.principal
+
+    def forget_organisation(self, organisation: OrganisationId) -> None:
+        """Look up the keys of an organisation again, because something about it changed."""
+        self._known.forget_organisation(organisation)
 
     def forget(self) -> None:
         """Look up every key again."""

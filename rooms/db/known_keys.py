@@ -20,7 +20,7 @@ from rooms.cache_shares import CacheShares
 from rooms.db.connection import autocommit
 from rooms.db.principals import KnownKey, all_keys, known_key
 from rooms.db.tables.organisations import api_keys
-from rooms.domain.ids import KeyId
+from rooms.domain.ids import KeyId, OrganisationId
 from rooms.errors import RoomsError
 
 CACHE_S: Final = 1.0
@@ -56,7 +56,6 @@ class KnownKeys:
         self._used: set[bytes] = set()
         self._rounds_left: dict[bytes, int] = {}
         """Of the keys in use, those that were used last at the end."""
-        self._generation = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -83,11 +82,15 @@ class KnownKeys:
         self._entries.pop(digest, None)
         self._shares.discard(digest)
 
+    def forget_organisation(self, organisation: OrganisationId) -> None:
+        """Forget its keys: what this process changed about them counts at once."""
+        for digest in self._shares.keys_of(organisation):
+            self.discard(digest)
+
     def clear(self) -> None:
-        """Forget every key, also what a look-up under way will find."""
+        """Forget every key."""
         self._entries.clear()
         self._shares.clear()
-        self._generation += 1
 
     async def renew_forever(self) -> None:
         """Renew the keys in use again and again."""
@@ -100,12 +103,16 @@ class KnownKeys:
     async def renew(self) -> None:
         """Look up the keys in use. One that is not valid any more is forgotten.
 
+        So is one whose organisation is suspended: it counts at once when that ends. What is
+        forgotten or looked up meanwhile stays as it is.
+
         StorageUnavailableError, StorageRefusedError: nothing was renewed.
         """
         digests = self._take_in_use()
         if not digests:
             return
-        asked_at, generation = self._monotonic(), self._generation
+        asked_at = self._monotonic()
+        before = [(digest, self._entries.get(digest)) for digest in digests]
         hashes = literal(digests, ARRAY(LargeBinary))
         previous_is_valid = api_keys.c.previous_until > func.now()
         statement = all_keys(previous_is_valid.label("previous_is_valid")).where(
@@ -116,16 +123,17 @@ class KnownKeys:
         )
         async with autocommit(self._engine) as connection:
             rows = (await connection.execute(statement)).mappings().all()
-        if generation != self._generation:
-            return
         by_hash = {row["previous_key_hash"]: row for row in rows if row["previous_is_valid"]}
         by_hash |= {row["key_hash"]: row for row in rows}
-        for digest in digests:
+        for digest, entry in before:
+            if entry is None or self._entries.get(digest) is not entry:
+                continue
             row = by_hash.get(digest)
-            if row is None or not row["is_valid"]:
+            known = None if row is None or not row["is_valid"] else known_key(row, digest)
+            if known is None or known.principal.suspended:
                 self.discard(digest)
-            elif digest in self._entries:
-                self.put(digest, known_key(row, digest), asked_at)
+            else:
+                self.put(digest, known, asked_at)
 
     def _take_in_use(self) -> list[bytes]:
         """Return the keys to renew, and count the round."""

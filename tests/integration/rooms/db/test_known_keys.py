@@ -13,6 +13,8 @@ from rooms.db.catalog.api_keys import hash_key, new_key
 from rooms.db.connection import autocommit
 from rooms.db.known_keys import CACHE_S, RENEW_S, KnownKeys
 from rooms.domain.ids import KeyId
+from rooms.domain.principal import Principal
+from rooms.domain.state_machine import Scope
 from rooms.errors import StorageUnavailableError
 from tests.integration.rooms.db.conftest import Keys
 from tests.support.installation import Installation, until
@@ -114,13 +116,37 @@ async def test_a_revoked_key_works_for_a_second_at_most_while_it_is_renewed(
 async def test_a_renewal_brings_what_changed_about_the_key(
     keys: Keys, authenticator: ApiKeyAuthenticator, installation: Installation
 ) -> None:
-    _, header = await keys.make()
-    assert not (await authenticator.authenticate(header)).suspended
-    await installation.rows("UPDATE organisations SET status = 'suspended'")
+    identity, header = await keys.make()
+    await authenticator.authenticate(header)
+    await installation.rows("UPDATE api_keys SET scopes = ARRAY['manage'] WHERE id = %s", identity)
     await known(authenticator).renew()
     found = authenticator.find_cached(header, None)
     assert found is not None
-    assert found.suspended
+    assert found.scopes == {Scope.MANAGE}
+
+
+async def test_a_key_of_a_suspended_organisation_is_looked_up_by_its_requests(
+    keys: Keys, authenticator: ApiKeyAuthenticator, installation: Installation
+) -> None:
+    """Let the end of a suspension count for the next request, as if the key had not been used."""
+    _, header = await keys.make()
+    await authenticator.authenticate(header)
+    await installation.rows("UPDATE organisations SET status = 'suspended'")
+    await known(authenticator).renew()
+    assert authenticator.find_cached(header, None) is None
+    assert (await authenticator.authenticate(header)).suspended
+
+
+async def test_what_this_process_changes_about_an_organisation_counts_at_once(
+    keys: Keys, authenticator: ApiKeyAuthenticator
+) -> None:
+    _, header = await keys.make()
+    _, other = await keys.make(organisation="another")
+    principal = await authenticator.authenticate(header)
+    await authenticator.authenticate(other)
+    authenticator.forget_organisation(principal.organisation_id)
+    assert authenticator.find_cached(header, None) is None
+    assert authenticator.find_cached(other, None) is not None
 
 
 async def test_the_former_text_of_a_rotated_key_ends_though_the_new_one_is_renewed(
@@ -144,23 +170,30 @@ async def test_the_former_text_of_a_rotated_key_ends_though_the_new_one_is_renew
     assert authenticator.find_cached(b"Bearer " + text, None) is not None
 
 
+@pytest.mark.parametrize("looked_up", [0, 1])
 async def test_what_is_forgotten_during_a_renewal_stays_forgotten(
-    keys: Keys, authenticator: ApiKeyAuthenticator, monkeypatch: pytest.MonkeyPatch
+    keys: Keys,
+    authenticator: ApiKeyAuthenticator,
+    monkeypatch: pytest.MonkeyPatch,
+    looked_up: int,
 ) -> None:
     _, header = await keys.make()
     await authenticator.authenticate(header)
+    found: list[Principal] = []
 
     @asynccontextmanager
     async def slow(engine: Any) -> AsyncIterator[Any]:
         async with autocommit(engine) as connection:
             yield connection
         authenticator.forget()
-        await authenticator.authenticate(header)
-        known(authenticator).discard(hash_key(header.removeprefix(b"Bearer ")))
+        if looked_up:
+            found.append(await authenticator.authenticate(header))
 
     monkeypatch.setattr(known_keys, "autocommit", slow)
     await known(authenticator).renew()
-    assert len(known(authenticator)) == 0
+    assert len(known(authenticator)) == len(found) == looked_up
+    # What was asked for later stays.
+    assert [authenticator.find_cached(header, None) is one for one in found] == [True] * looked_up
 
 
 async def test_the_hour_of_a_key_that_no_request_looks_up_is_noted(
