@@ -88,6 +88,8 @@ class PostgresConsumer:
         """As many as the last large claim took in `_TURN_S`."""
         self._last_organisation: OrganisationId | None = None
         self._turns_until = 0.0
+        self._is_last_full = False
+        """The last claim was full: what it left is announced by no further wake-up."""
         self._dead_workers: list[int] = []
         self._next_dead_check = 0.0
         self._next_full_scan = 0.0
@@ -145,7 +147,7 @@ class PostgresConsumer:
                 yield claim.tasks
                 longest_s = _TURN_LINGER_S if started < self._turns_until else _MAX_LINGER_S
                 pause_s = min(longest_s, linger.next_delay_s(len(claim.tasks), started))
-                if claim.row_count < limit and not self._turns.has_backlog:
+                if not self._is_last_full and not self._turns.has_backlog:
                     await asyncio.sleep(pause_s)
                     # All due tasks are claimed, so the next one notifies.
                     if pause_s < _RECLAIM_LINGER_S and not self._wake.is_set():
@@ -189,7 +191,8 @@ class PostgresConsumer:
             took_s = max(0.001, time.monotonic() - now)
             self._rows_of_a_turn = int(claim.row_count * _TURN_S / took_s)
         self._note_organisations(claim, now)
-        self._turns.record(turn, claim, exhausted=claim.row_count < limit)
+        self._is_last_full = claim.row_count >= limit
+        self._turns.record(turn, claim, exhausted=not self._is_last_full)
         if full_scan:
             done = time.monotonic()
             self._next_full_scan = done + max(

@@ -503,10 +503,13 @@ async def test_a_claim_that_ran_out_is_counted_too(installation: Installation) -
     assert taken.crash_count == 1
 
 
-async def other_organisation(installation: Installation, *subscriptions: SubscriptionId) -> None:
+async def other_organisation(
+    installation: Installation, *subscriptions: SubscriptionId, name: str = "other"
+) -> None:
     """Give subscriptions to a new organisation."""
     other = await installation.value(
-        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'other') RETURNING id::text"
+        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), %s) RETURNING id::text",
+        name,
     )
     await installation.rows(
         "UPDATE subscriptions SET organisation_id = %s WHERE id = ANY (%s::uuid[])",
@@ -602,3 +605,23 @@ async def test_work_is_not_gathered_for_long_while_organisations_take_turns(
         else:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(found), 0.3)
+
+
+async def test_what_a_small_claim_leaves_is_claimed_at_once(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fill claims with tasks of so many organisations that none is backlogged; nothing wakes."""
+    monkeypatch.setattr(postgres, "_TURN_S", 1e-9)
+    subscriptions = [await installation.subscribe() for _ in range(40)]
+    for number, subscription in enumerate(subscriptions):
+        await other_organisation(installation, subscription, name=f"other {number}")
+    for minutes in range(5, 0, -1):
+        for subscription in subscriptions:
+            await installation.publish_many(subscription, 1, due=ago(60 * minutes))
+    consumer = PostgresConsumer(installation.url, credit=1_000, claim_s=60, poll_s=600)
+    consumer._rows_of_a_turn, consumer._turns_until = 1, float("inf")
+    sizes: list[int] = []
+    async with asyncio.timeout(PATIENCE_S), batches(consumer) as found:
+        while sum(sizes) < 200:
+            sizes.append(len(await anext(found)))
+    assert sizes == [20] * 10
