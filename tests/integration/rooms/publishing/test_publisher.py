@@ -42,6 +42,7 @@ from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
 from rooms.publishing.group_commit import PLAN_CHANGED, CommitOutcome, IdReused, Settle
 from rooms.publishing.prepare import SLICE_NS, SLICE_ROWS
 from rooms.publishing.request import decode_batch
+from rooms.publishing.routing import RoutingTable
 from rooms.publishing.routing_cache import MAX_LOADS, MAX_VERSION_READS
 from rooms.settings import read_settings
 from tests.support.publisher import Desk, House, make_id, open_desk
@@ -754,6 +755,14 @@ async def test_a_message_without_subscribers_is_kept_without_deliveries(
     assert (house.count("messages"), house.count("deliveries"), house.count("outbox")) == (1, 0, 0)
 
 
+async def _routes(desk: Desk, house: House, room: RoomId) -> RoutingTable:
+    """Return the routes of a room, which a publish has loaded."""
+    await desk.publisher.publish(house.principal, room, a_message(), None)
+    table = desk.planner.cached(room)
+    assert table is not None
+    return table
+
+
 async def _count_turns_during(
     preparing: Coroutine[Any, Any, InsertRows],
 ) -> tuple[InsertRows, int]:
@@ -779,9 +788,7 @@ async def test_a_slow_machine_lets_other_requests_go_on_after_fewer_messages(
     """Let two messages take the time of a slice, while the rows of all fit into one."""
     room = a_room(house, "PUSH")
     async with open_desk(database, ROOMS_MAX_BATCH="400") as desk:
-        await desk.publisher.publish(house.principal, room, a_message(), None)
-        table = desk.planner.cached(room)
-        assert table is not None
+        table = await _routes(desk, house, room)
         messages = decode_batch(a_batch(*[{}] * 400), 400)
         ticks = itertools.count(0, SLICE_NS // 2)
         monkeypatch.setattr(prepare, "perf_counter_ns", lambda: next(ticks))
@@ -800,10 +807,8 @@ async def test_a_large_batch_lets_other_requests_go_on_while_it_is_prepared(
     """It takes tens of milliseconds, for which the messages of all others would wait."""
     room = a_room(house, *["PUSH"] * 20)
     async with open_desk(database, ROOMS_MAX_BATCH="500") as desk:
-        await desk.publisher.publish(house.principal, room, a_message(), None)
         preparation = desk.publisher._preparation
-        table = desk.planner.cached(room)
-        assert table is not None
+        table = await _routes(desk, house, room)
         messages = decode_batch(a_batch(*[{}] * 500), 500)
         rows, turns = await _count_turns_during(
             preparation.in_slices(table, house.principal, None, messages, refused={}, answered={})
@@ -819,9 +824,7 @@ async def test_batches_beside_each_other_take_turns_with_their_slices(
     """Run one slice a round of the loop, and slices of the two organisations in turn."""
     room = a_room(house, "PUSH")
     async with open_desk(database, ROOMS_MAX_BATCH="400") as desk:
-        await desk.publisher.publish(house.principal, room, a_message(), None)
-        table = desk.planner.cached(room)
-        assert table is not None
+        table = await _routes(desk, house, room)
         ticks = itertools.count(0, SLICE_NS // 2)
         monkeypatch.setattr(prepare, "perf_counter_ns", lambda: next(ticks))
         done: list[str] = []

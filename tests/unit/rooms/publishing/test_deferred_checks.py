@@ -262,7 +262,7 @@ def test_validations_that_are_pending_run_before_a_batch_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Count lists of 1.7 ms: of `anyOf` the library makes all problems before the first."""
-    monkeypatch.setattr("rooms.publishing.prepare.BASE_BUDGET_NS", 2_500_000)
+    monkeypatch.setattr("rooms.publishing.inline_checks.BASE_BUDGET_NS", 2_500_000)
     schema = {"anyOf": [{"required": [f"{number:x}" for number in range(300)]}, False]}
     with pytest.raises(ChecksPendingError) as caught:
         prepare(0, 5, schema=json.dumps(schema), payload=b"{}")
@@ -324,12 +324,12 @@ def test_each_message_of_a_batch_has_a_budget_for_cheap_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(FilterInput, "decode_ns", lambda _: 0)
-    monkeypatch.setattr("rooms.publishing.prepare.BASE_BUDGET_NS", 4_000)
+    monkeypatch.setattr("rooms.publishing.inline_checks.BASE_BUDGET_NS", 4_000)
     monkeypatch.setattr("rooms.publishing.prepare.BUDGET_NS_PER_BYTE", 0)
     with pytest.raises(ChecksPendingError) as caught:
         prepare(5, 3)
     assert Counter(index for _, index, _ in caught.value.checks.pending) == {0: 3, 1: 3, 2: 3}
-    monkeypatch.setattr("rooms.publishing.prepare.CHEAP_NS", 1_000)
+    monkeypatch.setattr("rooms.publishing.inline_checks.CHEAP_NS", 1_000)
     with pytest.raises(ChecksPendingError) as caught:
         prepare(5, 3)
     assert Counter(index for _, index, _ in caught.value.checks.pending) == {0: 3, 1: 5, 2: 5}
@@ -337,9 +337,9 @@ def test_each_message_of_a_batch_has_a_budget_for_cheap_checks(
 
 def test_cheap_checks_of_a_batch_take_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FilterInput, "decode_ns", lambda _: 0)
-    monkeypatch.setattr("rooms.publishing.prepare.BASE_BUDGET_NS", 4_000)
+    monkeypatch.setattr("rooms.publishing.inline_checks.BASE_BUDGET_NS", 4_000)
     monkeypatch.setattr("rooms.publishing.prepare.BUDGET_NS_PER_BYTE", 0)
-    monkeypatch.setattr("rooms.publishing.prepare.CHEAP_BUDGET_NS", 10_000)
+    monkeypatch.setattr("rooms.publishing.inline_checks.CHEAP_BUDGET_NS", 10_000)
     with pytest.raises(ChecksPendingError) as caught:
         prepare(5, 6)
     pending = Counter(index for _, index, _ in caught.value.checks.pending)
