@@ -111,6 +111,12 @@ class Change:
         """Nothing is changed, so nothing is written."""
         self.organisation: OrganisationId | None = None
         """The organisation whose journal it is; None: the caller's."""
+        self.keys_of: OrganisationId | None = None
+        """The organisation whose keys are changed, or what they may do.
+
+        This process looks them up again at once, others within a second. Other changes forget no
+        key: an organisation may make hundreds of them a second while it publishes.
+        """
 
     @asynccontextmanager
     async def transaction(self, *, is_whole: bool = True) -> AsyncIterator[AsyncConnection]:
@@ -142,11 +148,8 @@ class Change:
     def on_committed(self) -> None:
         """Record that the entry is committed: what fails later is not the change."""
         self._state[_COMMITTED] = None
-        # In this process the change counts at once, in others when they look the keys up again.
-        keys = self._services.keys
-        keys.forget_organisation(self._principal.organisation_id)
-        if (named := self._request.path_params.get("organisation_id")) is not None:
-            keys.forget_organisation(OrganisationId(str(named).lower()))
+        if self.keys_of is not None:
+            self._services.keys.forget_organisation(self.keys_of)
 
     @property
     def _state(self) -> dict[str, Any]:

@@ -227,6 +227,7 @@ async def change_key(
         await _check_may_give(connection, principal, _as_columns(found) | columns)
         change.before = {name: getattr(found, name) for name in columns}
         if columns:
+            change.keys_of = principal.organisation_id
             found = await records.update_key(connection, found.id, columns)
     return to_response(found)
 
@@ -259,6 +260,7 @@ async def rotate_key(
         found = await _find_changeable(connection, principal, key_id)
         if found.kind is records.KeyKind.CLIENT:
             raise ConflictError("a client has no text; its authority renews its certificate")
+        change.keys_of = principal.organisation_id
         rotated = await records.rotate_key(connection, found.id, text, overlap_s=rotation.overlap_s)
     return CreatedKey(**to_fields(rotated), key=text)
 
@@ -354,6 +356,7 @@ async def revoke_key(principal: Caller, change: ChangeDep, key_id: IdPath) -> No
         if Scope.PLATFORM in found.scopes and not principal.has_scope(Scope.PLATFORM):
             raise ForbiddenError("only a key with the scope platform revokes others with it")
         change.before = {"name": found.name, "prefix": found.prefix, "scopes": sorted(found.scopes)}
+        change.keys_of = principal.organisation_id
         await records.revoke_key(connection, principal.organisation_id, identity)
 
 

@@ -224,6 +224,7 @@ async def change_organisation(
     async with change.transaction() as connection:
         now = await records.find_organisation(connection, identity, lock=True)
         change.before = {name: getattr(now, name) for name in fields}
+        change.keys_of = identity
         return await records.update_organisation(connection, identity, fields)
 
 
@@ -255,6 +256,7 @@ async def suspend_organisation(
         now = await records.lock_other(connection, identity, principal.organisation_id)
         _check_not_deleting(now)
         reason = None if data is None else data.reason
+        change.keys_of = identity
         found = await records.set_organisation_status(
             connection, identity, OrganisationStatus.SUSPENDED, reason
         )
@@ -279,6 +281,7 @@ async def resume_organisation(
     identity = _parse(organisation_id)
     async with change.transaction() as connection:
         now = await _lock(connection, identity)
+        change.keys_of = identity
         found = await records.set_organisation_status(
             connection, identity, OrganisationStatus.ACTIVE, None
         )
@@ -320,6 +323,7 @@ async def delete_organisation(
                 FieldProblem("confirm", "repeat the organisation's name: all it has is deleted")
             )
         change.before = {"name": now.name, "member_id": now.member_id}
+        change.keys_of = identity
         found = await records.set_organisation_status(
             connection, identity, OrganisationStatus.DELETING, None
         )

@@ -144,6 +144,7 @@ async def change_organisation_quotas(
         before = await records.find_quotas(connection, organisation=identity)
         after = _changed(before, data)
         change.before = _given(before, data)
+        change.keys_of = identity
         await records.set_quotas(connection, after, organisation=identity)
         if after.expiration_ms != before.expiration_ms:
             # The routing tables of its rooms have the lifetime.

@@ -110,11 +110,11 @@ class ApiKeyAuthenticator:
     Known keys are cached (by their hash) for a second, unknown ones for longer.
 
     A key that this process has seen valid is looked up again once its second is over, or before
-    that if it is in use. A look-up of
-    any other key costs its client's address a token, of `unknown_per_s` a second (0: no limit). The
-    address gets the token back if the key is valid, so clients behind one address do not shut each
-    other out. Addresses in `trusted` are proxies' and pay nothing: one client behind a proxy must
-    not use up the tokens of all. `on_failure` is called with the reason of each refusal.
+    that if it is in use. A look-up of any other key costs its client's address a token, of
+    `unknown_per_s` a second (0: no limit). The address gets the token back if the key is valid, so
+    clients behind one address do not shut each other out. Addresses in `trusted` are proxies' and
+    pay nothing: one client behind a proxy must not use up the tokens of all. `on_failure` is called
+    with the reason of each refusal.
     """
 
     def __init__(

@@ -95,6 +95,19 @@ async def test_a_known_key_is_looked_up_again_after_a_second(api: Api) -> None:
         raise AssertionError("a revoked key came in")
 
 
+async def test_a_change_of_a_key_counts_at_once_and_others_forget_no_key(api: Api) -> None:
+    """A subscriber or room that is created must not make all publishers look up their keys."""
+    made = await api.made("/keys", {"name": "ci", "scopes": ["manage"]})
+    header, path = f"Bearer {made['key']}".encode(), f"/keys/{made['id']}"
+    for method, body in (("PATCH", {"scopes": ["operate"]}), ("DELETE", None)):
+        principal = await api.services.keys.authenticate(header)
+        assert (await api.call("PATCH", path, json={"name": ""})).status_code == 422
+        await api.room(f"beside-{method.lower()}")
+        assert api.services.keys.find_cached(header, None) is principal
+        assert (await api.call(method, path, json=body)).is_success
+        assert api.services.keys.find_cached(header, None) is None
+
+
 async def test_concurrent_requests_share_one_look_up(api: Api) -> None:
     keys = ApiKeyAuthenticator(api.services.engine, Seconds())
     header = f"Bearer {api.keys['publish']}".encode()

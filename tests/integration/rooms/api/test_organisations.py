@@ -326,6 +326,32 @@ async def test_the_history_names_a_suspended_organisation(api: Api) -> None:
         assert {one["key_id"] for one in steps[2:]} == {None}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "", {"contact": "desk@example.test"}),
+        ("POST", "/suspend", None),
+        ("POST", "/resume", None),
+        ("PATCH", "/quotas", {"messages_per_s": 7}),
+        ("DELETE", "?confirm={name}", None),
+    ],
+)
+async def test_a_change_counts_at_once_for_keys_that_this_process_knows(
+    api: Api, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    one, other = await member(api), await member(api)
+    for who in (one, other):
+        await api.services.keys.authenticate(f"Bearer {who.key}".encode())
+    given = {} if body is None else {"json": body}
+    place = f"/organisations/{one.id}{path.format(name=one.name)}"
+    answer = await api.call(method, place, "platform", **given)
+    assert answer.is_success, answer.text
+    found = [
+        api.services.keys.find_cached(f"Bearer {who.key}".encode(), None) for who in (one, other)
+    ]
+    assert [known is None for known in found] == [True, False]
+
+
 async def test_a_deletion_repeats_the_name(api: Api) -> None:
     one, other = await member(api), await member(api)
     for query in ("", f"?confirm={other.name}", "?confirm=", f"?confirm={one.name.upper()}"):

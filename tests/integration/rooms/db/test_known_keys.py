@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -202,25 +203,22 @@ async def test_the_hour_of_a_key_that_no_request_looks_up_is_noted(
     identity, header = await keys.make()
     await authenticator.authenticate(header)
     await authenticator.record_use()
-    earlier = "SELECT last_used_at < now() - interval '1 h' FROM api_keys WHERE id = %s"
-    await installation.rows(
-        "UPDATE api_keys SET last_used_at = now() - interval '2 h' WHERE id = %s", identity
-    )
-    authenticator._written_hours.clear()
-    await known(authenticator).renew()
-    await authenticator.record_use()
-    assert await installation.value(earlier, identity) is False, "it was used by `authenticate`"
-    await installation.rows(
-        "UPDATE api_keys SET last_used_at = now() - interval '2 h' WHERE id = %s", identity
-    )
-    authenticator._written_hours.clear()
-    await known(authenticator).renew()
-    await authenticator.record_use()
-    assert await installation.value(earlier, identity) is True, "a renewal is no use"
+
+    async def is_noted_by_a_renewal() -> bool:
+        """Let the last use be two hours ago, renew, and write what was noted."""
+        await installation.rows(
+            "UPDATE api_keys SET last_used_at = now() - interval '2 h' WHERE id = %s", identity
+        )
+        authenticator._written_hours.clear()
+        await known(authenticator).renew()
+        await authenticator.record_use()
+        written = await keys.used_at(identity)
+        return written is not None and datetime.now(UTC) - written < timedelta(hours=1)
+
+    assert await is_noted_by_a_renewal(), "it was used by `authenticate`"
+    assert not await is_noted_by_a_renewal(), "a renewal is no use"
     assert authenticator.find_cached(header, None) is not None
-    await known(authenticator).renew()
-    await authenticator.record_use()
-    assert await installation.value(earlier, identity) is False
+    assert await is_noted_by_a_renewal()
 
 
 async def test_an_outage_ends_no_renewal(
