@@ -137,6 +137,9 @@ def watch_loop(on_stall: Callable[[Stall], None], *, threshold_s: float) -> Iter
 
 def _format_frames(frame: FrameType | None) -> str:
     found: list[str] = []
+    # A collection calls `_time_collection` from whatever the loop was running.
+    while frame is not None and frame.f_code is LoopWatchdog._time_collection.__code__:  # noqa: SLF001
+        frame = frame.f_back
     while frame is not None and len(found) < _MAX_FRAMES:
         name = frame.f_globals.get("__name__", "?")
         found.append(f"{name}.{frame.f_code.co_qualname}:{frame.f_lineno}")

@@ -123,7 +123,7 @@ def await_usage(service: Service, expected: Mapping[str, int]) -> None:
     """
 
     async def rows(statement: str) -> Sequence[Sequence[Any]]:
-        return service.rows(statement)
+        return await asyncio.to_thread(service.rows, statement)
 
     async def both() -> tuple[Any, Any]:
         return await counts_of_log(rows), await counts_of_table(rows)

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
 
 from rooms import loop_watchdog
-from rooms.loop_watchdog import COLLECTION, UNKNOWN_CAUSE, Stall, watch_loop
+from rooms.loop_watchdog import COLLECTION, UNKNOWN_CAUSE, LoopWatchdog, Stall, watch_loop
 
 THRESHOLD_S = 0.2
 LONG_S = 0.6
@@ -22,6 +23,10 @@ def burn_processor(seconds: float) -> None:
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
+
+
+def collect() -> None:
+    gc.collect()
 
 
 async def stalls_of(*callbacks: object) -> list[Stall]:
@@ -69,6 +74,20 @@ async def test_a_long_garbage_collection_is_named(monkeypatch: pytest.MonkeyPatc
     finally:
         gc.callbacks.remove(slow)
     assert stall.cause == COLLECTION
+
+
+@pytest.mark.blocking("its callback is the stall")
+async def test_a_sample_within_a_collection_names_what_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The sampling thread runs only while the interpreter is free, such as in this function.
+    def record(watchdog: LoopWatchdog, phase: str, _: object) -> None:
+        if phase == "start" and threading.get_ident() == watchdog._loop_thread:
+            time.sleep(LONG_S)
+
+    monkeypatch.setattr(LoopWatchdog, "_time_collection", record)
+    (stall,) = await stalls_of(collect)
+    assert stall.cause.rpartition(" > ")[2].startswith(f"{collect.__module__}.collect:")
 
 
 async def test_many_short_callbacks_are_none() -> None:
