@@ -1,4 +1,4 @@
-"""PostgreSQL as broker: the outbox is the queue, so there is no second copy.
+"""Use PostgreSQL as broker: the outbox is the queue, so there is no second copy.
 
 A task that is handed out is already claimed. It counts as settled when its outcome is committed:
 the outcome itself removes or moves the outbox row. While there is a backlog, organisations take

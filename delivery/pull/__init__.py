@@ -1,4 +1,4 @@
-"""PULL: a subscriber leases messages of its subscription, and acks or nacks them.
+"""Serve PULL: a subscriber leases messages of its subscription, and acks or nacks them.
 
     requests.py         request bodies, stream queries, frames and ack ids, decoded strictly
     responses.py        messages and results as JSON; a payload is the bytes that were published

@@ -1,4 +1,4 @@
-"""Where messages are leased from, and the source for PostgreSQL as broker: the outbox itself.
+"""Define the port to lease messages from, and lease them from PostgreSQL: the outbox itself.
 
 Rows that were leased stay in the index while a snapshot may see them. While a queue has more than a
 request asks for, each lease statement starts where the one before ended. A scan of the whole queue

@@ -144,7 +144,7 @@ class WaitQueue(Generic[Key, Message]):
         tenant: Hashable,
         exclusive: bool,
     ) -> None:
-        """Belong to the group of its name. `tenant`, `exclusive`: see `LeaseBatcher`."""
+        """Open a queue in the group of its name. `tenant`, `exclusive`: see `LeaseBatcher`."""
         self.key = key
         self.name = name
         self.group = group

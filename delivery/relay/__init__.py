@@ -1,4 +1,4 @@
-"""The relay: send copies of due deliveries from the outbox to an external broker.
+"""Send copies of due deliveries from the outbox to an external broker: the relay.
 
     outbox: to send ── claim ── send ── receipt ── mark ──► outbox: sent
         ▲                         │

@@ -158,7 +158,7 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     @property
     def delivered_headers(self) -> dict[str, str] | None:
-        """The headers that subscribers get: the publisher's, and its signature."""
+        """Return the headers that subscribers get: the publisher's, and its signature."""
         if self.signature:
             return {**(self.headers or {}), SIGNATURE_HEADER: self.signature}
         return self.headers

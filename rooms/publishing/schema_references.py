@@ -48,7 +48,7 @@ class SchemaReferences:
     """Index the schemas of one document by their identifiers and anchors."""
 
     def __init__(self, root: object) -> None:
-        """SchemaBoundError: it is too deep."""
+        """Index the schemas of a document. SchemaBoundError: it is too deep."""
         self._root = root
         self._anchors: dict[str, list[object]] = {}
         self._resources: dict[str, list[object]] = {"": [root]}

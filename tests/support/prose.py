@@ -52,15 +52,6 @@ _IN_NAMES = _FORBIDDEN[:2]
 """Those that names of functions and classes may not have either."""
 _ROWS_ALLOWED = "compatibility.md"
 _CHANGELOG = "CHANGELOG.md"
-_UNCHECKED_OPENINGS = (
-    "delivery/brokers/",
-    "delivery/pull/",
-    "delivery/relay/",
-    "rooms/batching.py",
-    "rooms/fair_slots.py",
-    "rooms/publishing/",
-)
-"""Source whose docstrings may still open with another word."""
 _RIDDLE = re.compile(r"\s*(What|Whatever|Who|Whoever|Whose|Whether|How|Why)\b")
 _QUOTED = re.compile(r"``.+?``|`[^`]*`|\"[^\"\n]*(?:\n[^\"\n]*)?\"|“[^”]*”", re.DOTALL)
 _PRAGMA = re.compile(r"#\s*(?:noqa|type:|pragma:|fmt:|ruff:|mypy:)[^#]*")
@@ -395,8 +386,7 @@ def _check_lines(file: Path) -> Iterator[Finding]:
     elif file.suffix == ".py" and not name.startswith("tests/"):
         source = file.read_text()
         yield from check_lines(name, source)
-        if not name.startswith(_UNCHECKED_OPENINGS):
-            yield from check_openings(name, source)
+        yield from check_openings(name, source)
 
 
 def _name(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""Apache Artemis as broker: a copy of each due delivery is a message in one of its queues.
+"""Use Apache Artemis as broker: a copy of each due delivery is a message in one of its queues.
 
     broker.py           the adapter: queues, sending, and the connections it opens
     consumer.py         one consumer of a queue, on a connection of its own

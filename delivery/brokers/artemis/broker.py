@@ -1,4 +1,4 @@
-"""The broker adapter for Apache Artemis, over STOMP 1.2.
+"""Provide the broker adapter for Apache Artemis, over STOMP 1.2.
 
 It differs from the port in this:
 
@@ -81,7 +81,7 @@ class ArtemisBroker:
     is_outbox = False
 
     def __init__(self, url: str, *, farm: str, client: str) -> None:
-        """Own the queues of the installation that `farm` and `client` name."""
+        """Manage the queues of the installation that `farm` and `client` name."""
         self._url: Final = parse_stomp_url(url)
         self._queue_names: Final = QueueNames(farm, client)
         self._timeout_s: Final = self._url.receipt_timeout_ms / 1000

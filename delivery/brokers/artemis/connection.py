@@ -49,7 +49,7 @@ class ConnectionEndedError(Exception):
 
 
 class BrokerConnection:
-    """Belong to the event loop that creates it."""
+    """Use it only on the event loop that creates it."""
 
     def __init__(
         self,

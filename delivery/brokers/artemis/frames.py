@@ -1,4 +1,4 @@
-"""STOMP 1.2 frames as bytes: a fast parser, and encoding that is safe for every value.
+"""Parse STOMP 1.2 frames fast, and encode them safely for every value.
 
 Lines end with LF only, as Artemis writes them. Header values are escaped.
 """
