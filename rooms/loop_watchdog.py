@@ -7,15 +7,16 @@ in which the process could not run is not counted: when it is stopped, or waits 
 
 import asyncio
 import gc
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final
+
+from rooms.burst_pacing import ThreadSchedule
 
 _INTERVAL_S: Final = 0.1
 _MAX_FRAMES: Final = 6
@@ -59,7 +60,7 @@ class LoopWatchdog:
         """Begin to watch the running loop."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._schedule = _ThreadSchedule()
+        self._schedule = ThreadSchedule()
         gc.callbacks.append(self._time_collection)
         self._record_beat()
         self._timer = self._loop.call_later(self._interval_s, self._beat)
@@ -72,7 +73,6 @@ class LoopWatchdog:
         self._check()
         self._stopped.set()
         self._thread.join()
-        self._schedule.close()
 
     def _beat(self) -> None:
         self._check()
@@ -86,7 +86,8 @@ class LoopWatchdog:
         # The loop used the processor, or blocked while the sampling thread ran. Other delays are
         # those of the process.
         busy_s = time.thread_time() - self._cpu_s
-        blocked_s = min(self._missed_beat_s, late_s - (self._schedule.waited_s() - self._waited_s))
+        _, waited_s = self._schedule.times_s()
+        blocked_s = min(self._missed_beat_s, late_s - (waited_s - self._waited_s))
         stalled_s = min(late_s, max(busy_s, blocked_s))
         if stalled_s > self._threshold_s:
             running = COLLECTION if self._collected_s > stalled_s / 2 else self._sampled_cause
@@ -95,7 +96,7 @@ class LoopWatchdog:
     def _record_beat(self) -> None:
         self._beat_at = time.monotonic()
         self._cpu_s = time.thread_time()
-        self._waited_s = self._schedule.waited_s()
+        _, self._waited_s = self._schedule.times_s()
         self._beats += 1
         self._missed_beat_s = self._collected_s = 0.0
         self._sampled_cause = UNKNOWN_CAUSE
@@ -145,25 +146,3 @@ def _format_frames(frame: FrameType | None) -> str:
         found.append(f"{name}.{frame.f_code.co_qualname}:{frame.f_lineno}")
         frame = frame.f_back
     return " > ".join(reversed(found))
-
-
-class _ThreadSchedule:
-    """Read how long the calling thread waited for a processor.
-
-    The file stays open, since it is read ten times a second.
-    """
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-        with suppress(OSError):
-            # Nanoseconds on a processor, nanoseconds of waiting for one, time slices.
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def waited_s(self) -> float:
-        """Return the waiting time in seconds; 0 if the system does not report it."""
-        return 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) / 1e9
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            os.close(self._file)

@@ -20,11 +20,12 @@ from delivery.brokers.claim_order import (
     CommittedUntil,
 )
 from rooms.batching import AdaptiveLinger
+from rooms.burst_pacing import BurstPacer
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
@@ -32,10 +33,8 @@ from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
 POLL_S: Final = 1.0
 _BATCH: Final = 500
 _MIN_BATCH: Final = 20
-_TURN_S: Final = 0.004
+_TURN_S: Final = 0.002
 """The time that a claim may take while organisations take turns: the next one waits for it."""
-_TURNS_S: Final = 5.0
-"""Organisations take turns for so long after tasks of a second one were claimed."""
 _MAX_UNSETTLED_BYTES: Final = 256 * 1024 * 1024
 """Payloads in memory: with large ones, fewer tasks than the credit allows."""
 _FULL_SCAN_SHARE: Final = 20
@@ -67,7 +66,15 @@ def _translate_errors() -> Iterator[None]:
 class PostgresConsumer:
     """Claim tasks of the PUSH queue."""
 
-    def __init__(self, url: str, *, credit: int, claim_s: float, poll_s: float = POLL_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        credit: int,
+        claim_s: float,
+        poll_s: float = POLL_S,
+        pacer: BurstPacer | None = None,
+    ) -> None:
         self._credit = credit
         self._claim_s = claim_s
         self._poll_s = poll_s
@@ -86,8 +93,7 @@ class PostgresConsumer:
         )
         self._rows_of_a_turn = _BATCH
         """As many as the last large claim took in `_TURN_S`."""
-        self._last_organisation: OrganisationId | None = None
-        self._turns_until = 0.0
+        self._pacer = pacer or BurstPacer()
         self._is_last_full = False
         """The last claim was full: what it left is announced by no further wake-up."""
         self._dead_workers: list[int] = []
@@ -144,14 +150,21 @@ class PostgresConsumer:
                     await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
                     continue
                 self._track(claim.tasks)
+                took_s = time.monotonic() - started
                 yield claim.tasks
-                longest_s = _TURN_LINGER_S if started < self._turns_until else _MAX_LINGER_S
-                pause_s = min(longest_s, linger.next_delay_s(len(claim.tasks), started))
-                if not self._is_last_full and not self._turns.has_backlog:
-                    await asyncio.sleep(pause_s)
-                    # All due tasks are claimed, so the next one notifies.
-                    if pause_s < _RECLAIM_LINGER_S and not self._wake.is_set():
-                        await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
+                await self._pause(claim, linger.next_delay_s(len(claim.tasks), started), took_s)
+
+    async def _pause(self, claim: ClaimedBatch, linger_s: float, took_s: float) -> None:
+        """Wait after a claim with tasks, until more are due or worth a claim."""
+        if claim.row_count >= _MIN_BATCH and (rest_s := self._pacer.rest_s(took_s)):
+            await asyncio.sleep(rest_s)
+        several = self._pacer.has_several_organisations
+        pause_s = min(_TURN_LINGER_S if several else _MAX_LINGER_S, linger_s)
+        if not self._is_last_full and not self._turns.has_backlog:
+            await asyncio.sleep(pause_s)
+            # All due tasks are claimed, so the next one notifies.
+            if pause_s < _RECLAIM_LINGER_S and not self._wake.is_set():
+                await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
 
     def _claim_limit(self) -> int:
         limit = min(_BATCH, self._credit - len(self._unsettled))
@@ -174,7 +187,7 @@ class PostgresConsumer:
                 self._turns.has_several_organisations = several
             full_scan = full_scan or not set(self._dead_workers) <= set(known)
         turn = self._turns.scan_all() if full_scan else self._turns.next()
-        if now < self._turns_until:
+        if self._pacer.has_several_organisations:
             limit = min(limit, max(_MIN_BATCH, self._rows_of_a_turn))
         excluded = self._excluded
         claim = await self._outbox.claim(
@@ -190,7 +203,8 @@ class PostgresConsumer:
         if claim.row_count >= _MIN_BATCH:
             took_s = max(0.001, time.monotonic() - now)
             self._rows_of_a_turn = int(claim.row_count * _TURN_S / took_s)
-        self._note_organisations(claim, now)
+        for organisation in claim.organisations.values():
+            self._pacer.note(organisation)
         self._is_last_full = claim.row_count >= limit
         self._turns.record(turn, claim, exhausted=not self._is_last_full)
         if full_scan:
@@ -199,14 +213,6 @@ class PostgresConsumer:
                 self._poll_s, min(_MAX_FULL_SCAN_INTERVAL_S, _FULL_SCAN_SHARE * (done - now))
             )
         return claim
-
-    def _note_organisations(self, claim: ClaimedBatch, now: float) -> None:
-        """Let organisations take turns for a while, if this claim took tasks of a second one."""
-        for organisation in claim.organisations.values():
-            if organisation != self._last_organisation:
-                if self._last_organisation is not None:
-                    self._turns_until = now + _TURNS_S
-                self._last_organisation = organisation
 
     async def _wait_s(self, claim: ClaimedBatch) -> float:
         try:

@@ -16,7 +16,7 @@ from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import MalformedError, NotFoundError, RoomsError, TooLargeError
 from rooms.outages import OUTAGES, REQUESTS_REFUSED, Dependency
-from rooms.publishing.group_commit import CommitOutcome
+from rooms.publishing.commit_outcomes import CommitOutcome
 from rooms.publishing.publisher import Publisher, PublishResult
 
 Message = dict[str, Any]

@@ -11,15 +11,22 @@ that of the others, as far as it decides them; else the next one is written.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Self
 
+from rooms.burst_pacing import BurstPacer
 from rooms.db.publish.insert import InsertConflict
 from rooms.db.publish.request_rows import InsertRows
 from rooms.domain.ids import OrganisationId
 from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
 from rooms.publishing import pending_requests
+from rooms.publishing.commit_outcomes import (
+    CommitOutcome,
+    Settle,
+    decide_follower,
+    find_conflict,
+    find_used_ids,
+)
 from rooms.publishing.pending_requests import UniqueKeys
 
 _log = logging.getLogger(__name__)
@@ -37,6 +44,8 @@ Then the machine or its disk is busy, clients take longer to come back, and each
 saved counts.
 """
 MAX_ROWS: Final = 2_000
+PACED_ROWS: Final = 500
+"""The same of bulk work, while it is paced: the commits of others wait for its bytes."""
 MAX_BYTES: Final = 4 * 1024 * 1024
 LARGE_ROWS: Final = 200
 """A request with more messages and deliveries is large."""
@@ -54,34 +63,6 @@ _MAX_MISSES: Final = 5
 """With so many, one commit in 32 waits."""
 
 WriteGroup = Callable[[Sequence[InsertRows]], Awaitable[InsertConflict]]
-
-
-class PlanChanged:
-    """Report that the routing table is stale, and the request must be routed again."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyReused:
-    """Report that another request has the idempotency key, with its hash and its answer."""
-
-    request_hash: bytes
-    answer: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class IdReused:
-    """Report caller ids that messages have already: the content hash and the answer of each."""
-
-    answers: Mapping[str, tuple[bytes, bytes]]
-
-
-CommitOutcome = PlanChanged | KeyReused | IdReused | None
-"""None: committed."""
-PLAN_CHANGED: Final = PlanChanged()
-
-
-Settle = Callable[[CommitOutcome | Exception], None]
-"""Called once, with the outcome of a request or the error of its commit."""
 
 
 class _PendingSubmission:
@@ -131,11 +112,21 @@ class GroupCommitter:
         *,
         on_commit: Callable[[Sequence[InsertRows]], None],
         on_failure: Callable[[], None] = lambda: None,
+        pacer: BurstPacer | None = None,
+        is_bulk: bool = False,
     ) -> None:
-        """Set callbacks: after the commit of a group, and after a write that PostgreSQL refused."""
+        """Set callbacks: after the commit of a group, and after a write that PostgreSQL refused.
+
+        `pacer`: records organisations, and paces groups if these are bulk work.
+        """
         self._write = write
         self._on_commit = on_commit
         self._on_failure = on_failure
+        self._pacer = pacer or BurstPacer()
+        self._is_bulk = is_bulk
+        self._rests_of: frozenset[OrganisationId | None] = frozenset()
+        """The organisations of the last group, while groups rest."""
+        self._rest_ended = asyncio.Event()
         self._waiting: dict[OrganisationId | None, _OrganisationQueue] = {}
         """By publisher, in the order of their turns; none is empty."""
         self._waiting_count = 0
@@ -167,6 +158,7 @@ class GroupCommitter:
         self._closing = True
         self._has_work.set()
         self._group_ready.set()
+        self._rest_ended.set()
         if self._task is not None:
             await self._task
             self._task = None
@@ -230,6 +222,8 @@ class GroupCommitter:
         self._has_work.set()
         if self._expected and self._waiting_count >= self._expected:
             self._group_ready.set()
+        if self._rests_of and one.submission.organisation not in self._rests_of:
+            self._rest_ended.set()
 
     def _take_keys_or_wait(
         self, one: _PendingSubmission, behind: Sequence[_PendingSubmission] = ()
@@ -256,6 +250,22 @@ class GroupCommitter:
                 self._commit_s = self._ended_at - began
                 # What did not fit into a group need not wait for more.
                 self._last_group_size = len(group) + (0 if is_full else self._waiting_count)
+                for organisation in dict.fromkeys(one.submission.organisation for one in group):
+                    self._pacer.note(organisation)
+                if self._is_bulk and (rest_s := self._pacer.rest_s(self._commit_s)):
+                    await self._rest(rest_s, group)
+
+    async def _rest(self, rest_s: float, group: Sequence[_PendingSubmission]) -> None:
+        """Let groups rest, until a request of an organisation waits that had none in the last."""
+        organisations = frozenset(one.submission.organisation for one in group)
+        if self._closing or self._waiting.keys() - organisations:
+            return
+        self._rests_of = organisations
+        self._rest_ended.clear()
+        timer = self._loop.call_later(rest_s, self._rest_ended.set)
+        await self._rest_ended.wait()
+        timer.cancel()
+        self._rests_of = frozenset()
 
     async def _linger(self) -> None:
         """Wait until as many requests are here as last time, if it was not in vain before.
@@ -290,12 +300,13 @@ class GroupCommitter:
         """
         group: list[_PendingSubmission] = []
         rows = size = 0
+        most_rows = PACED_ROWS if self._is_bulk and self._pacer.is_pacing else MAX_ROWS
         waiting = self._waiting
         while waiting:
             organisation, queue = next(iter(waiting.items()))
             one = queue[0]
             row_count = one.submission.row_count
-            if group and (rows + row_count > MAX_ROWS or size + one.size > MAX_BYTES):
+            if group and (rows + row_count > most_rows or size + one.size > MAX_BYTES):
                 break
             queue.popleft()
             if not queue:
@@ -375,7 +386,7 @@ class GroupCommitter:
                 return
             rest = []
             for one in group:
-                if (conflict := _find_conflict(one.submission, verdict)) is None:
+                if (conflict := find_conflict(one.submission, verdict)) is None:
                     rest.append(one)
                 else:
                     self._settle(one, conflict)
@@ -391,11 +402,11 @@ class GroupCommitter:
 
     def _release(self, one: _PendingSubmission, outcome: CommitOutcome | Exception) -> None:
         """Settle the requests that waited for this outcome, and queue the first that it leaves."""
-        used_ids = _find_used_ids(one.submission, outcome)
+        used_ids = find_used_ids(one.submission, outcome)
         decided: list[tuple[_PendingSubmission, CommitOutcome | Exception]] = []
         rest: deque[_PendingSubmission] = deque()
         for follower in self._keys.release(one):
-            found = _decide(follower.submission, one.submission, outcome, used_ids)
+            found = decide_follower(follower.submission, one.submission, outcome, used_ids)
             if found is None:
                 rest.append(follower)
             else:
@@ -414,63 +425,6 @@ class GroupCommitter:
         self._bytes_behind[organisation] -= one.size
         if not self._bytes_behind[organisation]:
             del self._bytes_behind[organisation]
-
-
-def _find_conflict(
-    submission: InsertRows, verdict: InsertConflict
-) -> KeyReused | IdReused | PlanChanged | None:
-    if submission.key is not None and (
-        taken := verdict.used_keys.get((submission.room_id, submission.key))
-    ):
-        return KeyReused(*taken)
-    if submission.caller_ids and verdict.used_ids:
-        names = [name.caller_id for name in submission.caller_ids]
-        answers = {
-            name: found
-            for name in names
-            if (found := verdict.used_ids.get((submission.room_id, name))) is not None
-        }
-        if answers:
-            return IdReused(answers)
-    if (submission.room_id, submission.plan_version) in verdict.stale_plans:
-        return PLAN_CHANGED
-    return None
-
-
-def _find_used_ids(
-    submission: InsertRows, outcome: CommitOutcome | Exception
-) -> Mapping[str, tuple[bytes, bytes]]:
-    """Return the caller ids that are used for certain once a request has its outcome."""
-    if outcome is None:
-        return {one.caller_id: (one.content_hash, one.answer) for one in submission.caller_ids}
-    return outcome.answers if isinstance(outcome, IdReused) else {}
-
-
-def _decide(
-    follower: InsertRows,
-    first: InsertRows,
-    outcome: CommitOutcome | Exception,
-    used_ids: Mapping[str, tuple[bytes, bytes]],
-) -> KeyReused | IdReused | PlanChanged | TransientError | None:
-    """Return what the outcome of a request means for one of the same room that waited for it.
-
-    None: nothing; it must be written to be known.
-    """
-    if isinstance(outcome, TransientError):
-        return outcome
-    if follower.key is not None and follower.key == first.key:
-        if outcome is None:
-            return KeyReused(first.request_hash, first.answer)
-        if isinstance(outcome, KeyReused):
-            return outcome
-    if outcome is PLAN_CHANGED and follower.plan_version == first.plan_version:
-        return PLAN_CHANGED
-    answers = {
-        one.caller_id: used_ids[one.caller_id]
-        for one in follower.caller_ids
-        if one.caller_id in used_ids
-    }
-    return IdReused(answers) if answers else None
 
 
 def _settle_committed(group: Iterable[_PendingSubmission]) -> None:

@@ -21,14 +21,9 @@ from rooms.errors import (
 )
 from rooms.ports import Clock
 from rooms.publishing.batch_bounds import BatchTooCostlyError
+from rooms.publishing.commit_outcomes import IdReused, KeyReused, Settle
 from rooms.publishing.deferred_checks import Checker, ChecksPendingError
-from rooms.publishing.group_commit import (
-    GroupCommitter,
-    IdReused,
-    KeyReused,
-    Settle,
-    is_large,
-)
+from rooms.publishing.group_commit import GroupCommitter, is_large
 from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.quotas import Admission, QuotaKeeper
 from rooms.publishing.request import (

@@ -8,6 +8,7 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from rooms.burst_pacing import BurstPacer
 from rooms.db.catalog.signing_keys import find_keys
 from rooms.db.connection import without_share
 from rooms.db.notify import Notifier
@@ -66,10 +67,11 @@ async def open_publisher(
     writes = writes or WriteCheck(engine, clock.monotonic)
     saturated = saturated or SaturatedEndpoints(clock.monotonic)
     meter = PublishMetrics(metrics)
+    pacer = BurstPacer(clock.monotonic)
     after_commit = _AfterCommit(signals, meter, writes, clock=clock, uses_relay=settings.uses_relay)
 
     @asynccontextmanager
-    async def open_committer() -> AsyncIterator[GroupCommitter]:
+    async def open_committer(*, is_bulk: bool) -> AsyncIterator[GroupCommitter]:
         async with (
             LogWriter(
                 url,
@@ -82,14 +84,16 @@ async def open_publisher(
                 functools.partial(write_group, writer),
                 on_commit=after_commit,
                 on_failure=writes.failed,
+                pacer=pacer,
+                is_bulk=is_bulk,
             ) as committer,
         ):
             yield committer
 
     async with (
         open_sandbox(settings, metrics) as sandbox,
-        open_committer() as committer,
-        open_committer() as large_committer,
+        open_committer(is_bulk=False) as committer,
+        open_committer(is_bulk=True) as large_committer,
         QuotaKeeper(
             functools.partial(sync_used, engine),
             clock.monotonic,

@@ -20,7 +20,8 @@ from rooms.db.writer import LogWriter
 from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import RoomsError, StorageRefusedError, StorageUnavailableError
-from rooms.publishing.group_commit import GroupCommitter, KeyReused
+from rooms.publishing.commit_outcomes import KeyReused
+from rooms.publishing.group_commit import GroupCommitter
 from rooms.publishing.publisher import PublishResult
 from tests.support.publisher import IDS, Desk, House, open_desk
 

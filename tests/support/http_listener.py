@@ -17,7 +17,7 @@ from rooms.api.server.uvicorn_server import http_config
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import RoomsError, UnauthenticatedError
-from rooms.publishing.group_commit import Settle
+from rooms.publishing.commit_outcomes import Settle
 from rooms.publishing.publisher import PublishResult
 from tests.support.installation import PATIENCE_S
 

@@ -1,6 +1,7 @@
 """Check what PostgreSQL as broker promises beyond the contract of the port."""
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import pytest
 
 from delivery.brokers import postgres
 from delivery.brokers.postgres import PostgresBroker, PostgresConsumer
+from rooms.burst_pacing import BurstPacer
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.queue.holds import HeldGroup, Holds
@@ -71,9 +73,8 @@ async def test_a_task_without_an_outcome_keeps_its_credit_until_it_is_forgotten(
     subscription = await installation.subscribe()
     (copy,) = await installation.publish(subscription)
     await installation.queue(copy)
-    settings = {"claim_s": 0.3, "poll_s": 0.1}
-    consumer = PostgresConsumer(installation.url, credit=1, **settings)
-    other = PostgresConsumer(installation.url, credit=100, **settings)
+    open_consumer = functools.partial(PostgresConsumer, installation.url, claim_s=0.3, poll_s=0.1)
+    consumer, other = open_consumer(credit=1), open_consumer(credit=100)
     async with batches(consumer) as found, batches(other) as found_by_other:
         first = await anext(found)
         following = asyncio.ensure_future(anext(found))
@@ -607,6 +608,38 @@ async def test_work_is_not_gathered_for_long_while_organisations_take_turns(
                 await asyncio.wait_for(anext(found), 0.3)
 
 
+class OfSeveral(BurstPacer):
+    """Pace the work of several organisations with rests of this length."""
+
+    has_several_organisations = True
+
+    def __init__(self, rest_s: float = 0.0) -> None:
+        super().__init__(schedule_s=lambda: (0.0, 0.0))
+        self._rest_s = rest_s
+
+    def rest_s(self, took_s: float) -> float:
+        assert took_s > 0
+        return self._rest_s
+
+
+async def test_claims_of_many_tasks_rest_and_those_of_few_do_not(
+    installation: Installation,
+) -> None:
+    subscription = await installation.subscribe()
+    consumer = PostgresConsumer(
+        installation.url, credit=1_000, claim_s=60, poll_s=0.01, pacer=OfSeveral(rest_s=3_600.0)
+    )
+    async with batches(consumer) as found:
+        for _ in range(2):
+            await installation.publish_many(subscription, 1, due=ago(0))
+            assert len(await asyncio.wait_for(anext(found), PATIENCE_S)) == 1
+        await installation.publish_many(subscription, 20, due=ago(0))
+        assert len(await asyncio.wait_for(anext(found), PATIENCE_S)) == 20
+        await installation.publish_many(subscription, 1, due=ago(0))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(found), 0.3)
+
+
 async def test_what_a_small_claim_leaves_is_claimed_at_once(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,8 +651,10 @@ async def test_what_a_small_claim_leaves_is_claimed_at_once(
     for minutes in range(5, 0, -1):
         for subscription in subscriptions:
             await installation.publish_many(subscription, 1, due=ago(60 * minutes))
-    consumer = PostgresConsumer(installation.url, credit=1_000, claim_s=60, poll_s=600)
-    consumer._rows_of_a_turn, consumer._turns_until = 1, float("inf")
+    consumer = PostgresConsumer(
+        installation.url, credit=1_000, claim_s=60, poll_s=600, pacer=OfSeveral()
+    )
+    consumer._rows_of_a_turn = 1
     sizes: list[int] = []
     async with asyncio.timeout(PATIENCE_S), batches(consumer) as found:
         while sum(sizes) < 200:

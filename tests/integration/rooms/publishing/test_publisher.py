@@ -38,8 +38,8 @@ from rooms.errors import (
     TooLargeError,
 )
 from rooms.publishing import prepare
+from rooms.publishing.commit_outcomes import PLAN_CHANGED, CommitOutcome, IdReused, Settle
 from rooms.publishing.deferred_checks import ChecksPendingError, DeferredChecks
-from rooms.publishing.group_commit import PLAN_CHANGED, CommitOutcome, IdReused, Settle
 from rooms.publishing.prepare import SLICE_NS, SLICE_ROWS
 from rooms.publishing.request import decode_batch
 from rooms.publishing.routing import RoutingTable

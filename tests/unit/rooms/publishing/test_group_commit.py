@@ -8,19 +8,18 @@ from random import Random
 
 import pytest
 
+from rooms.burst_pacing import BurstPacer
 from rooms.db.publish.insert import NO_CONFLICT, InsertConflict
 from rooms.db.publish.request_rows import CallerId, InsertRows
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.publishing.commit_outcomes import PLAN_CHANGED, CommitOutcome, IdReused, KeyReused
 from rooms.publishing.group_commit import (
     LARGE_BYTES,
     LARGE_ROWS,
     MAX_ROWS,
-    PLAN_CHANGED,
-    CommitOutcome,
+    PACED_ROWS,
     GroupCommitter,
-    IdReused,
-    KeyReused,
     WriteGroup,
     is_large,
 )
@@ -537,3 +536,117 @@ def test_full_groups_wait_for_no_more() -> None:
     took_s = virtual_time.run(publish_all())
     assert max(sizes) == 20
     assert took_s < 1.02 * commit_s * len(sizes)
+
+
+class Resting(BurstPacer):
+    """Pace bulk work with rests of this length."""
+
+    def __init__(self, rest_s: float) -> None:
+        super().__init__(schedule_s=lambda: (0.0, 0.0))
+        self.rest = rest_s
+        self.units: list[float] = []
+
+    @property
+    def is_pacing(self) -> bool:
+        return self.rest > 0
+
+    def rest_s(self, took_s: float) -> float:
+        self.units.append(took_s)
+        return self.rest
+
+
+def times_of_commits(*organisations: str, pacer: BurstPacer, is_bulk: bool = True) -> list[float]:
+    """Submit a request of each organisation as soon as the one before is committed."""
+    commit_s = 0.01
+    ended: list[float] = []
+
+    async def publish() -> None:
+        loop = asyncio.get_running_loop()
+        async with GroupCommitter(
+            taking(commit_s, []), on_commit=lambda _: None, pacer=pacer, is_bulk=is_bulk
+        ) as committer:
+            for organisation in organisations:
+                await committer.submit(a_request(organisation=organisation))
+                ended.append(loop.time())
+
+    virtual_time.run(publish())
+    return ended
+
+
+def test_groups_of_bulk_work_rest() -> None:
+    pacer = Resting(1.0)
+    assert times_of_commits("ours", "ours", "ours", pacer=pacer) == pytest.approx(
+        [0.01, 1.02, 2.03]
+    )
+    assert pacer.units[:2] == pytest.approx([0.01, 0.01])
+
+
+def test_other_groups_do_not_rest() -> None:
+    pacer = Resting(1.0)
+    assert times_of_commits("ours", "ours", pacer=pacer, is_bulk=False) == pytest.approx(
+        [0.01, 0.02]
+    )
+    assert times_of_commits("ours", "ours", pacer=Resting(0.0)) == pytest.approx([0.01, 0.02])
+
+
+def test_a_rest_ends_for_another_organisation() -> None:
+    ended = times_of_commits("ours", "theirs", "theirs", pacer=Resting(1.0))
+    assert ended == pytest.approx([0.01, 0.02, 1.03])
+
+
+def test_what_waits_for_another_organisation_needs_no_rest() -> None:
+    """Both wait when the group is committed; it has room for the first of them."""
+
+    async def publish() -> float:
+        loop = asyncio.get_running_loop()
+        async with GroupCommitter(
+            taking(0.01, []), on_commit=lambda _: None, pacer=Resting(1.0), is_bulk=True
+        ) as committer:
+            requests = [a_request(organisation=name) for name in ("ours", "theirs")]
+            for one in requests:
+                one.row_count = PACED_ROWS
+            await asyncio.gather(*map(committer.submit, requests))
+            return loop.time()
+
+    assert virtual_time.run(publish()) == pytest.approx(0.02)
+
+
+def test_the_end_waits_for_no_rest() -> None:
+    async def publish() -> float:
+        loop = asyncio.get_running_loop()
+        async with GroupCommitter(
+            taking(0.01, []), on_commit=lambda _: None, pacer=Resting(1.0), is_bulk=True
+        ) as committer:
+            await committer.submit(a_request())
+            late = asyncio.ensure_future(committer.submit(a_request()))
+            await asyncio.sleep(0.1)
+        await late
+        return loop.time()
+
+    assert virtual_time.run(publish()) == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize(("rest_s", "most"), [(0.001, PACED_ROWS), (0.0, MAX_ROWS)])
+def test_paced_groups_are_smaller(rest_s: float, most: int) -> None:
+    sizes: list[int] = []
+
+    async def publish() -> None:
+        async with GroupCommitter(
+            taking(0.01, sizes), on_commit=lambda _: None, pacer=Resting(rest_s), is_bulk=True
+        ) as committer:
+            requests = [a_request() for _ in range(3 * MAX_ROWS // 100)]
+            for one in requests:
+                one.row_count = 100
+            await asyncio.gather(*map(committer.submit, requests))
+
+    virtual_time.run(publish())
+    assert max(sizes) == most // 100
+    assert sum(sizes) == 3 * MAX_ROWS // 100
+
+
+def test_organisations_of_all_groups_are_noted() -> None:
+    pacer = BurstPacer(schedule_s=lambda: (0.0, 0.0))
+    times_of_commits("ours", "ours", pacer=pacer, is_bulk=False)
+    assert not pacer.has_several_organisations
+    times_of_commits("theirs", pacer=pacer)
+    assert pacer.has_several_organisations

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rooms.errors import RateLimitedError, StorageRefusedError, StorageUnavailableError
-from rooms.publishing.group_commit import PLAN_CHANGED
+from rooms.publishing.commit_outcomes import PLAN_CHANGED
 from tests.integration.rooms.api.server.test_fast_protocol import SETTLE_S, reset
 from tests.support.http_listener import PUBLISH, Place, answer_from, connected, post, served
 from tests.support.installation import PATIENCE_S

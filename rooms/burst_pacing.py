@@ -1,0 +1,93 @@
+"""Pace bulk work for the sake of other organisations, while processors are short.
+
+On a machine that is busy with the burst of one organisation, a message of another one waits for a
+processor at each of its steps. So units of bulk work rest as long as they took: groups of large
+requests to publish, and claims of tasks to deliver. They do so only while several organisations
+have work, and while this process waits for processors.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from rooms.domain.ids import OrganisationId
+
+_SEVERAL_S: Final = 5.0
+"""So long after work of another organisation than before, several have work."""
+_WINDOW_S: Final = 0.05
+"""Time over which waiting is measured."""
+_SHORT_SHARE: Final = 0.3
+"""Processors are short if a thread waits for so much of the time in which it could run."""
+
+
+class ThreadSchedule:
+    """Read how long the calling thread ran and waited, from Linux' schedstat; elsewhere it is 0.
+
+    The file stays open, since it is read many times a second, until the object is deleted.
+    """
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        with suppress(OSError):
+            # Nanoseconds on a processor, nanoseconds of waiting for one, time slices.
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._file)
+
+    def times_s(self) -> tuple[float, float]:
+        """Return the time on a processor and the time of waiting for one, in seconds."""
+        if self._file is None:
+            return 0.0, 0.0
+        ran, waited, *_ = os.pread(self._file, 64, 0).split()
+        return int(ran) / 1e9, int(waited) / 1e9
+
+
+class BurstPacer:
+    """Decide how long bulk work rests. For one thread."""
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        schedule_s: Callable[[], tuple[float, float]] | None = None,
+    ) -> None:
+        """`schedule_s`: the times of a `ThreadSchedule`; None: those of the calling thread."""
+        self._schedule_s = schedule_s = schedule_s or ThreadSchedule().times_s
+        self._monotonic = monotonic
+        self._last_organisation: OrganisationId | None = None
+        self._several_until = 0.0
+        self._are_short = False
+        self._measured_at = monotonic()
+        self._ran_s, self._waited_s = schedule_s()
+
+    def note(self, organisation: OrganisationId | None) -> None:
+        """Record an organisation for which work was done."""
+        if organisation != self._last_organisation:
+            if self._last_organisation is not None:
+                self._several_until = self._monotonic() + _SEVERAL_S
+            self._last_organisation = organisation
+
+    @property
+    def has_several_organisations(self) -> bool:
+        """Return whether work was done for two organisations lately."""
+        return self._monotonic() < self._several_until
+
+    @property
+    def is_pacing(self) -> bool:
+        """Return whether several organisations have work, and processors are short."""
+        return self.has_several_organisations and self._is_short()
+
+    def rest_s(self, took_s: float) -> float:
+        """Return how long bulk work rests after a unit: as long as that took, or not at all."""
+        return took_s if self.is_pacing else 0.0
+
+    def _is_short(self) -> bool:
+        now = self._monotonic()
+        if now - self._measured_at >= _WINDOW_S:
+            ran_s, waited_s = self._schedule_s()
+            ran, waited = ran_s - self._ran_s, waited_s - self._waited_s
+            self._are_short = waited > _SHORT_SHARE * (ran + waited)
+            self._ran_s, self._waited_s = ran_s, waited_s
+            self._measured_at = now
+        return self._are_short

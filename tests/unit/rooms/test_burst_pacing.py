@@ -1,0 +1,143 @@
+"""Test when bulk work rests for the sake of other organisations."""
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rooms.burst_pacing import BurstPacer, ThreadSchedule
+from rooms.domain.ids import OrganisationId
+
+OURS, THEIRS = OrganisationId("ours"), OrganisationId("theirs")
+TOOK_S = 0.25
+
+
+@dataclass
+class Machine:
+    """Hold a clock, and the times of a thread on it."""
+
+    now_s: float = 100.0
+    ran_s: float = 5.0
+    waited_s: float = 7.0
+
+    def pass_time(self, *, ran: float = 0.0, waited: float = 0.0, slept: float = 0.0) -> None:
+        self.ran_s += ran
+        self.waited_s += waited
+        self.now_s += ran + waited + slept
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def pacer(machine: Machine) -> BurstPacer:
+    return BurstPacer(lambda: machine.now_s, lambda: (machine.ran_s, machine.waited_s))
+
+
+def work_of_two(pacer: BurstPacer) -> None:
+    pacer.note(OURS)
+    pacer.note(THEIRS)
+
+
+def test_bulk_work_rests_as_long_as_it_took_where_processors_are_short(
+    machine: Machine, pacer: BurstPacer
+) -> None:
+    work_of_two(pacer)
+    assert pacer.rest_s(TOOK_S) == 0
+    machine.pass_time(ran=0.1, waited=0.1)
+    assert pacer.is_pacing
+    assert pacer.rest_s(TOOK_S) == TOOK_S
+
+
+@pytest.mark.parametrize(
+    ("ran", "waited", "slept"), [(0.1, 0.01, 0.0), (0.1, 0.04, 0.0), (0.0, 0.0, 1.0)]
+)
+def test_it_does_not_rest_where_this_process_hardly_waits(
+    machine: Machine, pacer: BurstPacer, ran: float, waited: float, slept: float
+) -> None:
+    work_of_two(pacer)
+    machine.pass_time(ran=ran, waited=waited, slept=slept)
+    assert not pacer.is_pacing
+    assert pacer.rest_s(TOOK_S) == 0
+
+
+def test_sleep_does_not_hide_that_processors_are_short(machine: Machine, pacer: BurstPacer) -> None:
+    work_of_two(pacer)
+    machine.pass_time(ran=0.01, waited=0.01, slept=1.0)
+    assert pacer.rest_s(TOOK_S) == TOOK_S
+
+
+def test_the_last_window_counts(machine: Machine, pacer: BurstPacer) -> None:
+    work_of_two(pacer)
+    machine.pass_time(waited=0.1)
+    assert pacer.is_pacing
+    machine.pass_time(ran=0.04)
+    assert pacer.is_pacing  # for so short a time says little
+    machine.pass_time(ran=0.04)
+    assert not pacer.is_pacing
+
+
+@pytest.mark.parametrize("organisation", [OURS, None])
+def test_one_organisation_never_rests(
+    machine: Machine, pacer: BurstPacer, organisation: OrganisationId | None
+) -> None:
+    for _ in range(3):
+        pacer.note(organisation)
+    machine.pass_time(waited=0.1)
+    assert not pacer.has_several_organisations
+    assert pacer.rest_s(TOOK_S) == 0
+
+
+def test_organisations_are_several_for_a_while(machine: Machine, pacer: BurstPacer) -> None:
+    found = []
+    for organisation, slept_s in ((OURS, 0.0), (THEIRS, 4.9), (THEIRS, 0.2), (OURS, 0.0)):
+        pacer.note(organisation)
+        machine.pass_time(slept=slept_s)
+        found.append(pacer.has_several_organisations)
+    assert found == [False, True, False, True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has schedstat")
+def test_the_times_are_those_of_the_calling_thread() -> None:
+    schedule = ThreadSchedule()
+    before, _ = schedule.times_s()
+    own_s = time.thread_time()
+    while time.thread_time() - own_s < 0.2:
+        pass
+    after, waited_s = schedule.times_s()
+    assert after - before == pytest.approx(time.thread_time() - own_s, abs=0.05)
+    assert waited_s >= 0
+    found: list[float] = []
+    other = threading.Thread(target=lambda: found.append(ThreadSchedule().times_s()[0]))
+    other.start()
+    other.join()
+    assert found[0] < after - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has schedstat")
+def test_a_deleted_schedule_keeps_no_file_open() -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = open_files()
+    schedules = [ThreadSchedule() for _ in range(20)]
+    assert open_files() == before + 20
+    del schedules
+    assert open_files() == before
+
+
+def test_without_schedstat_nothing_seems_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("rooms.burst_pacing.os.open", refuse)
+    now = [0.0]
+    pacer = BurstPacer(lambda: now[0])
+    work_of_two(pacer)
+    now[0] = 1.0
+    assert pacer.rest_s(TOOK_S) == 0
