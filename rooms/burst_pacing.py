@@ -21,6 +21,8 @@ _WINDOW_S: Final = 0.05
 """Time over which waiting is measured."""
 _SHORT_SHARE: Final = 0.3
 """Processors are short if a thread waits for so much of the time in which it could run."""
+_SHORT_S: Final = 0.5
+"""They count as short for so long after the last window in which they were."""
 
 
 class ThreadSchedule:
@@ -57,7 +59,7 @@ class BurstPacer:
         self._monotonic = monotonic
         self._last_organisation: OrganisationId | None = None
         self._several_until = 0.0
-        self._are_short = False
+        self._short_until = 0.0
         self._measured_at = monotonic()
         self._ran_s, self._waited_s = schedule_s()
 
@@ -87,7 +89,8 @@ class BurstPacer:
         if now - self._measured_at >= _WINDOW_S:
             ran_s, waited_s = self._schedule_s()
             ran, waited = ran_s - self._ran_s, waited_s - self._waited_s
-            self._are_short = waited > _SHORT_SHARE * (ran + waited)
+            if waited > _SHORT_SHARE * (ran + waited):
+                self._short_until = now + _SHORT_S
             self._ran_s, self._waited_s = ran_s, waited_s
             self._measured_at = now
-        return self._are_short
+        return now < self._short_until

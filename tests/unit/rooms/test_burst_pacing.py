@@ -72,14 +72,21 @@ def test_sleep_does_not_hide_that_processors_are_short(machine: Machine, pacer: 
     assert pacer.rest_s(TOOK_S) == TOOK_S
 
 
-def test_the_last_window_counts(machine: Machine, pacer: BurstPacer) -> None:
+def test_a_short_time_says_little(machine: Machine, pacer: BurstPacer) -> None:
     work_of_two(pacer)
-    machine.pass_time(waited=0.1)
-    assert pacer.is_pacing
-    machine.pass_time(ran=0.04)
-    assert pacer.is_pacing  # for so short a time says little
-    machine.pass_time(ran=0.04)
-    assert not pacer.is_pacing
+    machine.pass_time(waited=0.04)
+    assert pacer.rest_s(TOOK_S) == 0
+    machine.pass_time(waited=0.02)
+    assert pacer.rest_s(TOOK_S) == TOOK_S
+
+
+def test_processors_are_short_for_half_a_second_more(machine: Machine, pacer: BurstPacer) -> None:
+    work_of_two(pacer)
+    rests = []
+    for ran_s, waited_s in ((0.0, 0.1), (0.4, 0.0), (0.2, 0.0), (0.0, 0.1)):
+        machine.pass_time(ran=ran_s, waited=waited_s)
+        rests.append(pacer.rest_s(TOOK_S))
+    assert rests == [TOOK_S, TOOK_S, 0, TOOK_S]
 
 
 @pytest.mark.parametrize("organisation", [OURS, None])
