@@ -15,6 +15,8 @@ from typing import Final
 
 from rooms.domain.ids import OrganisationId
 
+MAX_REST_S: Final = 0.1
+"""What took longer waited for PostgreSQL, such as for its restart, not for a processor."""
 _SEVERAL_S: Final = 5.0
 """So long after work of another organisation than before, several have work."""
 _WINDOW_S: Final = 0.05
@@ -81,8 +83,8 @@ class BurstPacer:
         return self.has_several_organisations and self._is_short()
 
     def rest_s(self, took_s: float) -> float:
-        """Return how long bulk work rests after a unit: as long as that took, or not at all."""
-        return took_s if self.is_pacing else 0.0
+        """Return how long bulk work rests after a unit: as long as that took, up to a bound."""
+        return min(took_s, MAX_REST_S) if self.is_pacing else 0.0
 
     def _is_short(self) -> bool:
         now = self._monotonic()

@@ -40,7 +40,7 @@ Settle = Callable[[CommitOutcome | Exception], None]
 def find_conflict(
     submission: InsertRows, verdict: InsertConflict
 ) -> KeyReused | IdReused | PlanChanged | None:
-    """Return the outcome of a request that was in conflict; None: it is to be written again."""
+    """Return the outcome of a request that was in conflict; None: it must be written again."""
     if submission.key is not None and (
         taken := verdict.used_keys.get((submission.room_id, submission.key))
     ):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rooms.burst_pacing import BurstPacer, ThreadSchedule
+from rooms.burst_pacing import MAX_REST_S, BurstPacer, ThreadSchedule
 from rooms.domain.ids import OrganisationId
 
 OURS, THEIRS = OrganisationId("ours"), OrganisationId("theirs")
-TOOK_S = 0.25
+TOOK_S = 0.05
 
 
 @dataclass
@@ -70,6 +70,12 @@ def test_sleep_does_not_hide_that_processors_are_short(machine: Machine, pacer: 
     work_of_two(pacer)
     machine.pass_time(ran=0.01, waited=0.01, slept=1.0)
     assert pacer.rest_s(TOOK_S) == TOOK_S
+
+
+def test_a_rest_after_an_outage_is_short(machine: Machine, pacer: BurstPacer) -> None:
+    work_of_two(pacer)
+    machine.pass_time(waited=0.1)
+    assert pacer.rest_s(30.0) == MAX_REST_S
 
 
 def test_a_short_time_says_little(machine: Machine, pacer: BurstPacer) -> None:
