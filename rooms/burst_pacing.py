@@ -16,7 +16,7 @@ from typing import Final
 from rooms.domain.ids import OrganisationId
 
 MAX_REST_S: Final = 0.1
-"""What took longer waited for PostgreSQL, such as for its restart, not for a processor."""
+"""A unit that took longer waited for PostgreSQL, such as for its restart, not for a processor."""
 _SEVERAL_S: Final = 5.0
 """So long after work of another organisation than before, several have work."""
 _WINDOW_S: Final = 0.05
