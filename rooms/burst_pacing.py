@@ -6,14 +6,12 @@ requests to publish, and claims of tasks to deliver. They do so only while sever
 have work, and while this process waits for processors.
 """
 
-import os
 import time
-import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from rooms.domain.ids import OrganisationId
+from rooms.thread_schedule import ThreadSchedule
 
 MAX_REST_S: Final = 0.1
 """A unit that took longer waited for PostgreSQL, such as for its restart, not for a processor."""
@@ -25,27 +23,6 @@ _SHORT_SHARE: Final = 0.3
 """Processors are short if a thread waits for so much of the time in which it could run."""
 _SHORT_S: Final = 0.5
 """They count as short for so long after the last window in which they were."""
-
-
-class ThreadSchedule:
-    """Read how long the calling thread ran and waited, from Linux' schedstat; elsewhere it is 0.
-
-    The file stays open, since it is read many times a second, until the object is deleted.
-    """
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-        with suppress(OSError):
-            # Nanoseconds on a processor, nanoseconds of waiting for one, time slices.
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._file)
-
-    def times_s(self) -> tuple[float, float]:
-        """Return the time on a processor and the time of waiting for one, in seconds."""
-        if self._file is None:
-            return 0.0, 0.0
-        ran, waited, *_ = os.pread(self._file, 64, 0).split()
-        return int(ran) / 1e9, int(waited) / 1e9
 
 
 class BurstPacer:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
-from rooms.burst_pacing import ThreadSchedule
+from rooms.thread_schedule import ThreadSchedule
 
 _INTERVAL_S: Final = 0.1
 _MAX_FRAMES: Final = 6

@@ -1,14 +1,10 @@
 """Test when bulk work rests for the sake of other organisations."""
 
-import sys
-import threading
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from rooms.burst_pacing import MAX_REST_S, BurstPacer, ThreadSchedule
+from rooms.burst_pacing import MAX_REST_S, BurstPacer
 from rooms.domain.ids import OrganisationId
 
 OURS, THEIRS = OrganisationId("ours"), OrganisationId("theirs")
@@ -115,40 +111,11 @@ def test_organisations_are_several_for_a_while(machine: Machine, pacer: BurstPac
     assert found == [False, True, False, True]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has schedstat")
-def test_the_times_are_those_of_the_calling_thread() -> None:
-    schedule = ThreadSchedule()
-    before, _ = schedule.times_s()
-    own_s = time.thread_time()
-    while time.thread_time() - own_s < 0.2:
-        pass
-    after, waited_s = schedule.times_s()
-    assert after - before == pytest.approx(time.thread_time() - own_s, abs=0.05)
-    assert waited_s >= 0
-    found: list[float] = []
-    other = threading.Thread(target=lambda: found.append(ThreadSchedule().times_s()[0]))
-    other.start()
-    other.join()
-    assert found[0] < after - before
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has schedstat")
-def test_a_deleted_schedule_keeps_no_file_open() -> None:
-    def open_files() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    before = open_files()
-    schedules = [ThreadSchedule() for _ in range(20)]
-    assert open_files() == before + 20
-    del schedules
-    assert open_files() == before
-
-
 def test_without_schedstat_nothing_seems_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise FileNotFoundError
 
-    monkeypatch.setattr("rooms.burst_pacing.os.open", refuse)
+    monkeypatch.setattr("rooms.thread_schedule.os.open", refuse)
     now = [0.0]
     pacer = BurstPacer(lambda: now[0])
     work_of_two(pacer)
