@@ -19,8 +19,13 @@ class ThreadSchedule:
             weakref.finalize(self, os.close, self._file)
 
     def times_s(self) -> tuple[float, float]:
-        """Return the time on a processor and the time of waiting for one, in seconds."""
-        if self._file is None:
-            return 0.0, 0.0
-        ran, waited, *_ = os.pread(self._file, 64, 0).split()
-        return int(ran) / 1e9, int(waited) / 1e9
+        """Return the time on a processor and the time of waiting for one, in seconds.
+
+        Both are 0 where they are unknown, as after the thread's end.
+        """
+        if self._file is not None:
+            # An error would end publishing and claiming, which only pace themselves by this.
+            with suppress(OSError, ValueError):
+                ran, waited, *_ = map(int, os.pread(self._file, 64, 0).split())
+                return ran / 1e9, waited / 1e9
+        return 0.0, 0.0

@@ -7,8 +7,10 @@
     json_schema.py      validate payloads; schema_bounds.py and regex_bounds.py bound the cost
     cel_filter.py       evaluate filters; cel_bounds.py bounds the cost
     deferred_checks.py  run checks that are too costly for the event loop in sandbox/
+    inline_checks.py    run the cheap checks at once, within a budget
     prepare.py          route, check and build the rows and the answer
     group_commit.py     commit requests that arrive together in one statement
+    commit_outcomes.py  how a commit ends for a request, and for those that waited for it
     pending_requests.py which requests may wait, and which wait for one with the same key or id
     publisher.py        connect the steps, for a message and for a batch
     service.py          assemble everything over one database

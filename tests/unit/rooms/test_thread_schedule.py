@@ -37,3 +37,19 @@ def test_a_deleted_schedule_keeps_no_file_open() -> None:
     assert open_files() == before + 20
     del schedules
     assert open_files() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has schedstat")
+def test_the_times_of_a_thread_that_has_ended_are_unknown() -> None:
+    schedules: list[ThreadSchedule] = []
+    other = threading.Thread(target=lambda: schedules.append(ThreadSchedule()))
+    other.start()
+    other.join()
+    assert schedules[0].times_s() == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("content", [b"", b"12\n", b"no numbers here\n"])
+def test_foreign_content_says_nothing(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulations of Linux differ in it, and publishing must go on."""
+    monkeypatch.setattr("rooms.thread_schedule.os.pread", lambda *_: content)
+    assert ThreadSchedule().times_s() == (0.0, 0.0)

@@ -555,6 +555,13 @@ class Resting(BurstPacer):
         return self.rest
 
 
+def committer_of_bulk(rest_s: float, sizes: list[int]) -> GroupCommitter:
+    """Return a committer whose commits take 10 ms; it adds the size of each group to `sizes`."""
+    return GroupCommitter(
+        taking(0.01, sizes), on_commit=lambda _: None, pacer=Resting(rest_s), is_bulk=True
+    )
+
+
 def times_of_commits(*organisations: str, pacer: BurstPacer, is_bulk: bool = True) -> list[float]:
     """Submit a request of each organisation as soon as the one before is committed."""
     commit_s = 0.01
@@ -599,9 +606,7 @@ def test_what_waits_for_another_organisation_needs_no_rest() -> None:
 
     async def publish() -> float:
         loop = asyncio.get_running_loop()
-        async with GroupCommitter(
-            taking(0.01, []), on_commit=lambda _: None, pacer=Resting(1.0), is_bulk=True
-        ) as committer:
+        async with committer_of_bulk(1.0, []) as committer:
             requests = [a_request(organisation=name) for name in ("ours", "theirs")]
             for one in requests:
                 one.row_count = PACED_ROWS
@@ -614,9 +619,7 @@ def test_what_waits_for_another_organisation_needs_no_rest() -> None:
 def test_the_end_waits_for_no_rest() -> None:
     async def publish() -> float:
         loop = asyncio.get_running_loop()
-        async with GroupCommitter(
-            taking(0.01, []), on_commit=lambda _: None, pacer=Resting(1.0), is_bulk=True
-        ) as committer:
+        async with committer_of_bulk(1.0, []) as committer:
             await committer.submit(a_request())
             late = asyncio.ensure_future(committer.submit(a_request()))
             await asyncio.sleep(0.1)
@@ -631,9 +634,7 @@ def test_paced_groups_are_smaller(rest_s: float, most: int) -> None:
     sizes: list[int] = []
 
     async def publish() -> None:
-        async with GroupCommitter(
-            taking(0.01, sizes), on_commit=lambda _: None, pacer=Resting(rest_s), is_bulk=True
-        ) as committer:
+        async with committer_of_bulk(rest_s, sizes) as committer:
             requests = [a_request() for _ in range(3 * MAX_ROWS // 100)]
             for one in requests:
                 one.row_count = 100
