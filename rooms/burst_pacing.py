@@ -7,10 +7,9 @@ have work, and while this process waits for processors.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
-from rooms.domain.ids import OrganisationId
 from rooms.thread_schedule import ThreadSchedule
 
 MAX_REST_S: Final = 0.1
@@ -36,14 +35,14 @@ class BurstPacer:
         """`schedule_s`: the times of a `ThreadSchedule`; None: those of the calling thread."""
         self._schedule_s = schedule_s = schedule_s or ThreadSchedule().times_s
         self._monotonic = monotonic
-        self._last_organisation: OrganisationId | None = None
+        self._last_organisation: Hashable = None
         self._several_until = 0.0
         self._short_until = 0.0
         self._measured_at = monotonic()
         self._ran_s, self._waited_s = schedule_s()
 
-    def note(self, organisation: OrganisationId | None) -> None:
-        """Record an organisation for which work was done."""
+    def note(self, organisation: Hashable) -> None:
+        """Record an organisation for which work was done, or what stands for it."""
         if organisation != self._last_organisation:
             if self._last_organisation is not None:
                 self._several_until = self._monotonic() + _SEVERAL_S

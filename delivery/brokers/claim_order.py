@@ -6,7 +6,8 @@ A claim takes what is due by priority, then by due time. That is also the order 
 burst of one organisation would delay everything behind it. A claim that fills its batch leaves a
 backlog. The organisation with the most rows of such a claim is **backlogged**: every other claim
 skips it from then on, and it gets claims in turn with the other backlogged ones. These skip only
-the others that are backlogged. Its turns end when such a claim does not fill its batch.
+the others that are backlogged. Its turns end when such a claim does not fill its batch, for a relay
+a while later.
 
 So a message of an organisation without a backlog waits for one claim of another organisation, and
 backlogged organisations get the same number of rows a round. Without a backlog every claim is for
@@ -58,6 +59,9 @@ class Claim(Protocol):
 
     @property
     def highest_due_us(self) -> Mapping[int, int]: ...
+
+    @property
+    def at_us(self) -> int: ...
 
     def count_by_organisation(self) -> Mapping[OrganisationId, int]: ...
 
@@ -237,7 +241,11 @@ class ClaimTurn(Generic[ClaimT]):
 class ClaimTurns(Generic[ClaimT]):
     """Hold which organisations and subscriptions are backlogged, and whose turn it is."""
 
-    def __init__(self, watermarks: ClaimWatermarks[ClaimT]) -> None:
+    def __init__(self, watermarks: ClaimWatermarks[ClaimT], *, keep_us: int = 0) -> None:
+        """`keep_us`: an organisation takes turns for so long after its last full claim."""
+        self._keep_us = keep_us
+        self._full_at_us: dict[OrganisationId, int] = {}
+        """PostgreSQL's time of the last full claim of each backlogged organisation."""
         self._organisations = _PartyTurns[OrganisationId, ClaimT](
             watermarks, share=_ORGANISATION_SHARE, idle_turns=1
         )
@@ -291,8 +299,13 @@ class ClaimTurns(Generic[ClaimT]):
         self.reset()
         return self.next_of_others()
 
-    def record(self, turn: ClaimTurn[ClaimT], claim: ClaimT, *, exhausted: bool) -> None:
-        """Record what a claim took; `exhausted`: it left nothing that is due."""
+    def record(
+        self, turn: ClaimTurn[ClaimT], claim: ClaimT, *, exhausted: bool
+    ) -> OrganisationId | None:
+        """Record what a claim took; `exhausted`: it left nothing that is due.
+
+        Return the organisation that is backlogged from now on.
+        """
         if turn.marks_version == self._marks_version:
             turn.watermarks.advance(claim, exhausted=exhausted)
         organisations = self._organisations
@@ -301,12 +314,13 @@ class ClaimTurns(Generic[ClaimT]):
                 len(claim.tasks), claim.count_by_organisation, exhausted=exhausted
             )
             if added is not None:
+                self._full_at_us[added] = claim.at_us
                 self._subscriptions[added] = _PartyTurns(
                     organisations.backlogged[added].watermarks,
                     share=_SUBSCRIPTION_SHARE,
                     idle_turns=_IDLE_TURNS,
                 )
-            return
+            return added
         subscriptions = self._subscriptions[turn.organisation]
         if turn.subscription is not None:
             subscriptions.end_turn(turn.subscription, taken=len(claim.tasks), finished=exhausted)
@@ -321,11 +335,16 @@ class ClaimTurns(Generic[ClaimT]):
                 ),
                 exhausted=exhausted,
             )
-            finished = exhausted and not subscriptions.backlogged
+            # That clock may be set back: then the turns end at once.
+            kept = 0 <= claim.at_us - self._full_at_us[turn.organisation] < self._keep_us
+            finished = exhausted and not subscriptions.backlogged and not kept
+        if not exhausted:
+            self._full_at_us[turn.organisation] = claim.at_us
         organisations.end_turn(turn.organisation, taken=len(claim.tasks), finished=finished)
         if finished:
-            del self._subscriptions[turn.organisation]
+            del self._subscriptions[turn.organisation], self._full_at_us[turn.organisation]
             self._marks_version += 1
+        return None
 
     def is_backlogged(self, organisation: OrganisationId) -> bool:
         """Return whether an organisation takes turns."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Self
 
+from rooms.burst_pacing import BurstPacer
 from rooms.db.queue.broker_claims import BrokerClaims, DeliveryVersion, version_of
 from rooms.db.queue.claims import Outbox
 from rooms.db.queue.orphans import create_orphan_rows, sideline_unreadable
@@ -37,6 +38,13 @@ LOCKED_RETRY_S: Final = 0.02
 _CONSUME_OUTAGE: Final = "attempts to consume failed"
 _CLAIM_OUTAGE: Final = "claims of tasks failed"
 _CLAIM_BATCH: Final = 500
+_TURN_S: Final = 0.004
+"""The time of one claim while processors are short and several rooms have tasks.
+
+The tasks that come next wait for it.
+"""
+_MIN_BATCH: Final = 20
+"""A claim takes this many all the same, as it has costs of its own."""
 _POLL_S: Final = 1.0
 """The interval of checking the sessions of workers with awaited claims, and of this worker."""
 _RETRY_S: Final = 0.5
@@ -62,6 +70,8 @@ class InFlightTasks:
 
     def __init__(self) -> None:
         self._received = TaskQueue()
+        self.arrived_in_front = asyncio.Event()
+        """Set when tasks come that are not behind others."""
         self._claiming: dict[DeliveryVersion, _PendingTasks] = {}
         self._claimed: dict[DeliveryVersion, tuple[float, list[DeliveryTask]]] = {}
         self._waiting: dict[DeliveryVersion, _PendingTasks] = {}
@@ -70,7 +80,10 @@ class InFlightTasks:
 
     def add(self, tasks: Iterable[DeliveryTask]) -> None:
         """Add tasks that the broker delivered."""
-        self._received.extend(tasks)
+        for task in tasks:
+            self._received.append(task)
+            if not task.behind:
+                self.arrived_in_front.set()
 
     def on_disconnect(self) -> None:
         """Drop unsettled tasks, which the broker delivers again. This worker's claims stay."""
@@ -80,6 +93,11 @@ class InFlightTasks:
         self._retry_heap.clear()
         for _, tasks in self._claimed.values():
             tasks.clear()
+
+    @property
+    def has_received(self) -> bool:
+        """Return whether there is more to claim at once."""
+        return bool(self._received)
 
     def next_to_claim(self, now: float, limit: int) -> list[DeliveryTask]:
         """Return a task of each version to claim now, at most `limit`.
@@ -192,6 +210,7 @@ class BrokerIntakeConsumer:
         credit: int,
         claim_s: float,
         on_orphans: Callable[[int, int], None],
+        pacer: BurstPacer | None = None,
     ) -> None:
         self._broker = broker
         self._credit = credit
@@ -201,6 +220,9 @@ class BrokerIntakeConsumer:
         self._claims = BrokerClaims(self._writer)
         self._outbox = Outbox(self._writer)
         self._in_flight = InFlightTasks()
+        self._pacer = pacer or BurstPacer()
+        self._rows_of_a_turn = _CLAIM_BATCH
+        """As many as the last large claim took in `_TURN_S`."""
         self._broker_consumer: Consumer | None = None
         self._malformed: list[MalformedMessage] = []
         self._reader_task: asyncio.Task[None] | None = None
@@ -240,6 +262,7 @@ class BrokerIntakeConsumer:
         try:
             while True:
                 self._wake.clear()
+                self._in_flight.arrived_in_front.clear()
                 if self._reader_task is not None and self._reader_task.done():
                     self._reader_task.result()
                 started = time.monotonic()
@@ -254,13 +277,22 @@ class BrokerIntakeConsumer:
                     continue
                 yield claimed
                 elapsed, last = max(started - last, 1e-4), started
-                size = len(claimed)
-                if 1 < size < _CLAIM_BATCH:
-                    await asyncio.sleep(
-                        min(_MAX_LINGER_S, size / elapsed * _LINGER_S_AT_1000 / 1000)
-                    )
+                await self._linger(claimed, elapsed)
         finally:
             await self._stop_reading()
+
+    async def _linger(self, claimed: Sequence[DeliveryTask], elapsed_s: float) -> None:
+        """Wait for more to claim; in a backlog only until something comes that is not behind it."""
+        if not 1 < len(claimed) < _CLAIM_BATCH or self._in_flight.has_received:
+            return
+        rate_per_s = len(claimed) / elapsed_s
+        linger_s = min(_MAX_LINGER_S, rate_per_s * _LINGER_S_AT_1000 / 1000)
+        if not any(task.behind for task in claimed):
+            await asyncio.sleep(linger_s)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(linger_s):
+                await self._in_flight.arrived_in_front.wait()
 
     def take_malformed(self) -> Sequence[MalformedMessage]:
         """Return nothing: malformed messages are discarded here."""
@@ -333,7 +365,7 @@ class BrokerIntakeConsumer:
                 self._in_flight.retry_soon(
                     now, await self._claims.dead_workers(self._in_flight.awaited_workers())
                 )
-            if tasks := self._in_flight.next_to_claim(now, _CLAIM_BATCH):
+            if tasks := self._in_flight.next_to_claim(now, self._claim_limit()):
                 claimed = await self._claim_or_wait(tasks, now)
         except StorageRefusedError as exc:
             if not self._writer.is_connected:
@@ -346,6 +378,17 @@ class BrokerIntakeConsumer:
         else:
             OUTAGES.record_success(_CLAIM_OUTAGE)
         return claimed
+
+    def _note_claim(self, tasks: Sequence[DeliveryTask], took_s: float) -> None:
+        if len(tasks) >= _MIN_BATCH:
+            self._rows_of_a_turn = int(len(tasks) * _TURN_S / max(0.001, took_s))
+        for room in {task.room_id for task in tasks}:
+            self._pacer.note(room)
+
+    def _claim_limit(self) -> int:
+        if not self._pacer.is_pacing:
+            return _CLAIM_BATCH
+        return min(_CLAIM_BATCH, max(_MIN_BATCH, self._rows_of_a_turn))
 
     async def _discard_malformed(self, malformed: Sequence[MalformedMessage]) -> None:
         for message in malformed:
@@ -413,6 +456,7 @@ class BrokerIntakeConsumer:
             deadline=now + self._claim_s,
             dead_workers=dead,
         )
+        self._note_claim(tasks, time.monotonic() - now)
         claimed = [tasks[index] for index in indexes]
         self._in_flight.on_claimed(claimed)
         got = set(indexes)

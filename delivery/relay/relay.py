@@ -2,18 +2,17 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, TypeVar
 
-from delivery.brokers.claim_order import COMMIT_SLACK_US, ClaimTurn, ClaimTurns, ClaimWatermarks
+from delivery.relay.claims import RelayClaims, RelayTurn
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.orphans import sideline_without_message
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import OrganisationId, SubscriptionId, room_of
+from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.state_machine import Reason, State, SubscriptionType
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.metrics import Metrics
@@ -25,20 +24,15 @@ _log = logging.getLogger(__name__)
 LINGER_S_AT_1000: Final = 0.01
 """The linger at 1,000 tasks a second; shorter at lower rates, where delay shows."""
 MAX_LINGER_S: Final = 0.03
-FULL_SCAN_INTERVAL_S: Final = 1.0
-FULL_SCAN_SHARE: Final = 20
-"""The least time between two full scans, as a multiple of how long the last one took."""
-MAX_FULL_SCAN_INTERVAL_S: Final = 10.0
+MIN_PAUSE_S: Final = 0.01
+"""The pause after a claim that leaves nothing of a backlog, for which no wake-up comes."""
 CLAIM_TTL_S: Final = 30.0
 """The time for which a frozen relay keeps its claims."""
 BATCH: Final = 500
 SENDERS: Final = 3
 """Batches that await their receipts at the same time: the broker writes one and reads the next."""
-BACKLOG_BATCH: Final = 200
 BACKLOG_SENDERS: Final = 2
-"""The same for organisations with a backlog. What others send waits behind these batches, as they
-share the connection to the broker.
-"""
+"""The same for organisations with a backlog."""
 PROBE_BATCH: Final = 20
 """The number of tasks that are tried on a broker that was unavailable."""
 POLL_S: Final = 1.0
@@ -54,11 +48,6 @@ _SEND_OUTAGE: Final = "sends to the broker failed"
 _STORAGE_OUTAGE: Final = "claims and marks of the relay failed"
 _T = TypeVar("_T")
 _STORAGE_ERRORS: Final = (StorageUnavailableError, StorageRefusedError)
-
-
-def relay_watermarks() -> ClaimWatermarks[RelayBatch]:
-    """Return low-water marks of the outbox, below what transactions under way may commit."""
-    return ClaimWatermarks(lambda batch: batch.at_us, slack_us=COMMIT_SLACK_US)
 
 
 def linger_s(found: int, elapsed_s: float) -> float:
@@ -92,13 +81,11 @@ class Relay:
         self._clock = clock
         self._metrics = metrics
         self._on_pull_queued = on_pull_queued
-        self._claim_s = claim_s
         self._poll_s = poll_s
         self._batch = batch
-        self._turns = ClaimTurns(relay_watermarks())
-        self._next_full_scan_s = 0.0
-        self._dead_relays: list[int] = []
-        self._next_dead_check_s = 0.0
+        self._claims = RelayClaims(
+            outgoing, clock=clock, claim_s=claim_s, poll_s=poll_s, on_backlog_ended=self.wake
+        )
         self._known_queues: set[SubscriptionId] = set()
         self._sentinel_checked = False
         self._sentinel_lock = asyncio.Lock()
@@ -135,13 +122,14 @@ class Relay:
     async def _claim_until_stopped(self, claimed: "asyncio.Queue[RelayBatch | None]") -> None:
         last_s = self._clock.monotonic()
         while not self._stopping:
+            is_woken = self._wake.is_set()
             self._wake.clear()
             begun_s = self._clock.monotonic()
             if begun_s < self._retry_at_s:
                 await self._sleep(self._retry_at_s - begun_s, ignore_wakeups=True)
                 continue
             limit = PROBE_BATCH if self._failures else self._batch
-            batch = await self._try_claim(None, limit, begun_s)
+            batch = await self._try_claim(limit, is_woken=is_woken)
             if batch is None:
                 await self._sleep(_STORAGE_RETRY_S, ignore_wakeups=True)
                 continue
@@ -158,8 +146,9 @@ class Relay:
         self, claimed: "asyncio.Queue[RelayBatch | None]"
     ) -> None:
         """Claim for backlogged organisations, beside the claims for all others."""
+        last_s = self._clock.monotonic()
         while not self._stopping:
-            turn = self._turns.next_backlogged()
+            turn = self._claims.next_turn()
             if turn is None:
                 self._has_backlog.clear()
                 await self._has_backlog.wait()
@@ -169,65 +158,34 @@ class Relay:
             if begun_s < self._retry_at_s:
                 await asyncio.sleep(self._retry_at_s - begun_s)
                 continue
-            limit = PROBE_BATCH if self._failures else min(self._batch, BACKLOG_BATCH)
-            batch = await self._try_claim(turn, limit, begun_s)
+            most = PROBE_BATCH if self._failures else self._batch
+            limit = min(most, self._claims.backlog_batch)
+            batch = await self._try_claim(limit, turn)
             if batch is None:
                 await asyncio.sleep(_STORAGE_RETRY_S)
-            elif batch.row_count:
+                continue
+            if batch.row_count:
                 await claimed.put(batch)
+            pause_s = self._claims.rest_s(self._clock.monotonic() - begun_s)
+            if batch.row_count < limit:
+                pause_s = max(pause_s, MIN_PAUSE_S, linger_s(batch.row_count, begun_s - last_s))
+            last_s = begun_s
+            await asyncio.sleep(pause_s)
         await claimed.put(None)
 
     async def _try_claim(
-        self, turn: ClaimTurn[RelayBatch] | None, limit: int, begun_s: float
+        self, limit: int, turn: RelayTurn | None = None, *, is_woken: bool = False
     ) -> RelayBatch | None:
-        """Claim in a turn (None: that of all others); return None after an error."""
+        """Claim in a turn (None: for all others); return None after an error."""
         try:
-            batch = await self._claim(turn, limit, begun_s)
+            batch = await self._claims.claim(limit, turn, is_woken=is_woken)
         except _STORAGE_ERRORS as exc:
             self._on_storage_error(exc)
             return None
         OUTAGES.record_success(_STORAGE_OUTAGE)
-        return batch
-
-    async def _claim(
-        self, turn: ClaimTurn[RelayBatch] | None, limit: int, begun_s: float
-    ) -> RelayBatch:
-        if begun_s >= self._next_dead_check_s:
-            known, self._dead_relays = self._dead_relays, await self._outgoing.dead_relays()
-            self._next_dead_check_s = begun_s + self._poll_s
-            if not set(self._dead_relays) <= set(known):
-                self._scan_all_next()
-        full_scan = turn is None and begun_s >= self._next_full_scan_s
-        if turn is None:
-            turn = self._turns.scan_all() if full_scan else self._turns.next_of_others()
-        if full_scan:
-            self._next_full_scan_s = math.inf  # until another one is wanted, or this one has ended
-        batch = await self._outgoing.claim(
-            limit=limit,
-            claim_s=self._claim_s,
-            deadline=begun_s + self._claim_s,
-            watermarks_us=turn.watermarks.marks.bounds,
-            dead_relays=self._dead_relays,
-            excluded_organisations=turn.excluded,
-            excluded_subscriptions=turn.excluded_subscriptions,
-            with_owners=turn.organisation is not None,
-        )
-        self._turns.record(turn, batch, exhausted=batch.left_nothing_due(limit))
-        if self._turns.has_backlog:
+        if self._claims.has_backlog:
             self._has_backlog.set()
-        if turn.organisation is not None:
-            if not self._turns.is_backlogged(turn.organisation):
-                # What came since is for the other claims, which may have skipped it.
-                self._wake.set()
-            _put_behind(batch, turn.organisation, share=turn.share)
-        if full_scan and self._next_full_scan_s == math.inf:
-            ended_s = self._clock.monotonic()
-            rest_s = max(FULL_SCAN_INTERVAL_S, FULL_SCAN_SHARE * (ended_s - begun_s))
-            self._next_full_scan_s = ended_s + min(MAX_FULL_SCAN_INTERVAL_S, rest_s)
         return batch
-
-    def _scan_all_next(self) -> None:
-        self._next_full_scan_s = 0.0
 
     async def _send_and_close(
         self,
@@ -401,7 +359,7 @@ class Relay:
     async def _release(self, copies: Sequence[DeliveryTask]) -> None:
         with suppress(*_STORAGE_ERRORS):
             await self._outgoing.release(copies)
-        self._scan_all_next()
+        self._claims.scan_all_next()
 
     def _on_broker_down(self, exc: BrokerUnavailableError) -> None:
         self._known_queues.clear()
@@ -418,7 +376,7 @@ class Relay:
 
     def _on_storage_error(self, exc: Exception) -> None:
         OUTAGES.record_failure(exc, _STORAGE_OUTAGE)
-        self._scan_all_next()
+        self._claims.scan_all_next()
 
     async def _sleep(self, seconds: float, *, ignore_wakeups: bool = False) -> None:
         until_s = self._clock.monotonic() + seconds
@@ -469,18 +427,3 @@ async def relay_until_stopped(
             poll_s=poll_s,
         )
         await working.run(stop)
-
-
-def _put_behind(batch: RelayBatch, organisation: OrganisationId, *, share: int) -> None:
-    """Let the broker hand out a backlogged organisation's PUSH tasks after those of others.
-
-    The first `share` tasks keep their place: as many as all others had in their last turn. So
-    others that never pause do not keep this organisation from its share of the workers.
-    """
-    for task in batch.tasks:
-        if (
-            task.kind is SubscriptionType.PUSH
-            and batch.organisations.get(task.subscription_id) == organisation
-        ):
-            task.behind = share <= 0
-            share -= 1

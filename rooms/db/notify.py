@@ -67,8 +67,12 @@ class Channel(StrEnum):
     SATURATED = "rooms_crowded"
 
 
+_Key = tuple[Channel, bool]
+"""A channel, and whether the wake-ups are of bulk work."""
+
+
 class _Collected:
-    """Collect the wake-ups of one channel, and pace them: those of others do not delay them."""
+    """Collect wake-ups of one channel and kind, and pace them: others do not delay them."""
 
     def __init__(self, channel: Channel) -> None:
         self._by_room = channel is Channel.PULL
@@ -125,8 +129,12 @@ class Notifier:
         self._url = url
         self._relayed = broker_mode.is_relayed
         self._listeners = listeners or {}
-        self._channels = {channel: _Collected(channel) for channel in Channel}
-        self._ready: set[Channel] = set()
+        self._collected = {
+            (channel, is_bulk): _Collected(channel)
+            for channel in Channel
+            for is_bulk in (False, True)
+        }
+        self._ready: set[_Key] = set()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -142,38 +150,44 @@ class Notifier:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    def notify(self, channel: Channel, name: str = "", *, count: int = 1) -> None:
+    def notify(
+        self, channel: Channel, name: str = "", *, count: int = 1, is_bulk: bool = False
+    ) -> None:
         """Wake the listeners of `channel` soon.
 
-        Call it after the commit that made the work, with its number of deliveries.
+        Call it after the commit that made the work, with its number of deliveries. The pauses after
+        bulk work delay no other wake-ups.
         """
-        collected = self._channels[channel]
+        key = channel, is_bulk
+        collected = self._collected[key]
         collected.add(name, count)
         if not collected.is_scheduled:
-            self._schedule(channel, collected)
+            self._schedule(key, collected)
 
-    def _schedule(self, channel: Channel, collected: _Collected) -> None:
+    def _schedule(self, key: _Key, collected: _Collected) -> None:
         collected.is_scheduled = True
         if (pause_s := collected.pause_s()) > 0:
-            asyncio.get_running_loop().call_later(pause_s, self._set_ready, channel)
+            asyncio.get_running_loop().call_later(pause_s, self._set_ready, key)
         else:
-            self._set_ready(channel)
+            self._set_ready(key)
 
-    def _set_ready(self, channel: Channel) -> None:
-        self._ready.add(channel)
+    def _set_ready(self, key: _Key) -> None:
+        self._ready.add(key)
         self._wake.set()
 
-    def notify_queued(self, subscription: SubscriptionId | None = None, *, count: int = 1) -> None:
+    def notify_queued(
+        self, subscription: SubscriptionId | None = None, *, count: int = 1, is_bulk: bool = False
+    ) -> None:
         """Announce work that was queued for PUSH, or for this PULL subscription.
 
         With another broker the relay is notified instead.
         """
         if self._relayed:
-            self.notify(Channel.RELAY, count=count)
+            self.notify(Channel.RELAY, count=count, is_bulk=is_bulk)
         elif subscription is None:
-            self.notify(Channel.PUSH, count=count)
+            self.notify(Channel.PUSH, count=count, is_bulk=is_bulk)
         else:
-            self.notify(Channel.PULL, subscription, count=count)
+            self.notify(Channel.PULL, subscription, count=count, is_bulk=is_bulk)
 
     async def _notify_loop(self) -> None:
         while True:
@@ -193,22 +207,22 @@ class Notifier:
             await self._wake.wait()
             self._wake.clear()
             while self._ready:
-                channel = self._ready.pop()
-                collected = self._channels[channel]
+                key = self._ready.pop()
+                collected = self._collected[key]
                 names = collected.take()
                 payloads = [bytes_element(payload.encode()) for payload in names.payloads()]
-                values = (channel.encode(), binary_array("text", payloads))
+                values = (key[0].encode(), binary_array("text", payloads))
                 try:
                     await statements.run(_NOTIFY, values)
                 except BaseException:
                     # Its listeners are still connected, and would find the work only by polling.
                     collected.put_back(names)
-                    self._set_ready(channel)
+                    self._set_ready(key)
                     raise
                 collected.sent()
                 collected.is_scheduled = False
                 if collected.names is not None:
-                    self._schedule(channel, collected)
+                    self._schedule(key, collected)
 
     async def _listen_loop(self) -> None:
         while True:

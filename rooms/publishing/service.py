@@ -82,7 +82,7 @@ async def open_publisher(
             ) as writer,
             GroupCommitter(
                 functools.partial(write_group, writer),
-                on_commit=after_commit,
+                on_commit=functools.partial(after_commit, is_bulk=is_bulk),
                 on_failure=writes.failed,
                 pacer=pacer,
                 is_bulk=is_bulk,
@@ -149,7 +149,7 @@ class _AfterCommit:
         self._uses_relay = uses_relay
         self._loop = asyncio.get_running_loop()
 
-    def __call__(self, group: Sequence[InsertRows]) -> None:
+    def __call__(self, group: Sequence[InsertRows], *, is_bulk: bool) -> None:
         self._write_check.committed()
         now_s, count, push_count = self._clock.monotonic(), 0, 0
         latencies_s: list[float] = []
@@ -167,9 +167,9 @@ class _AfterCommit:
                 self._loop.call_later(delay_s, self._notify_pulls, pulls)
         self._publish_metrics.count_accepted(count, latencies_s)
         if push_count:
-            self._notifier.notify_queued(count=push_count)
+            self._notifier.notify_queued(count=push_count, is_bulk=is_bulk)
         for subscription, own_count in queued.items():
-            self._notifier.notify_queued(subscription, count=own_count)
+            self._notifier.notify_queued(subscription, count=own_count, is_bulk=is_bulk)
 
     def _notify_pulls(self, subscriptions: frozenset[SubscriptionId]) -> None:
         for subscription in subscriptions:

@@ -23,6 +23,8 @@ _CONNECTIONS: Final = 4
 _PER_S: Final = 1.0
 _SECONDS: Final = 30
 _WARM_UP: Final = 10
+_WARM_BURST: Final = 100_000
+"""Delivered first in every run: Java compiles a broker's code during its first burst."""
 _PAIRS: Final = 5
 _FACTOR: Final = 1.5
 _SLACK_MS: Final = 10.0
@@ -81,19 +83,19 @@ def _run(plan: Plan, burst: int, subscriptions: int, *, artemis: bool) -> Run:
         others = bursting.room("bursting")
         for number in range(subscriptions):
             bursting.push(others, f"bursting-{number}", sink.url(f"/bursting/{number}"))
+        count = stage.delivered() + plan.some(_WARM_BURST)
+        _burst(stage, bursting, others, plan.some(_WARM_BURST) // subscriptions).tally()
+        stage.await_delivered(count)
         warm = _steady(stage, steady, room, _WARM_UP)
         stage.await_arrivals(Arrivals("/steady"), _WARM_UP, warm)
         arrivals = Arrivals("/steady")
         with stage.window(title="fairness") as window:
             wave = None
             if burst:
-                wave = loading(
-                    bursting, stage.folder, room=others, messages=burst // subscriptions,
-                    connections=_CONNECTIONS, batch=_BATCH,
-                )  # fmt: skip
+                wave = _burst(stage, bursting, others, burst // subscriptions)
             load = _steady(stage, steady, room, _SECONDS)
             stage.await_arrivals(arrivals, _SECONDS, load)
-            left = burst - stage.delivered() + _SECONDS
+            left = count + burst - stage.delivered() + _WARM_UP + _SECONDS
     tally = load.tally()
     latencies = arrivals.latencies_ms.get("/steady", [])
     window.enter(run, done=len(latencies))
@@ -109,6 +111,12 @@ def _run(plan: Plan, burst: int, subscriptions: int, *, artemis: bool) -> Run:
 def _steady(stage: Stage, service: Service, room: str, count: int) -> Loading:
     return loading(
         service, stage.folder, room=room, messages=count, connections=1, rate_per_s=_PER_S
+    )
+
+
+def _burst(stage: Stage, service: Service, room: str, count: int) -> Loading:
+    return loading(
+        service, stage.folder, room=room, messages=count, connections=_CONNECTIONS, batch=_BATCH
     )
 
 

@@ -6,11 +6,15 @@ from rooms.domain.state_machine import SubscriptionType
 
 
 def make_task(
-    subscription: str, kind: SubscriptionType = SubscriptionType.PUSH, *, priority: int = 4
+    subscription: str,
+    kind: SubscriptionType = SubscriptionType.PUSH,
+    *,
+    priority: int = 4,
+    room: int = 1,
 ) -> DeliveryTask:
     """Return a task of a subscription."""
     return DeliveryTask(
-        room_id=RoomId(1),
+        room_id=RoomId(room),
         delivery_id=DeliveryId("d"),
         message_id=MessageId("m"),
         subscription_id=SubscriptionId(subscription),

@@ -2,8 +2,8 @@
 
 It differs from the port in this:
 
-- One connection sends, one manages, and each consumer has its own, since an ERROR frame or a
-  deleted queue ends a connection.
+- Two connections send, one for large batches, so that no small one waits for those. One manages,
+  and each consumer has its own, since an ERROR frame or a deleted queue ends a connection.
 - It retries only what an ERROR leaves in doubt. The rejected frame is identified by its receipt and
   taken out; the others are sent again at once under the same duplicate id. After
   BrokerUnavailableError the caller waits and retries.
@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -31,6 +32,7 @@ from delivery.brokers.artemis.io_thread import SocketIo, SocketThread
 from delivery.brokers.artemis.management import ManagementClient, ManagementError, decode_replies
 from delivery.brokers.artemis.message_format import (
     PULL_PREFIX,
+    BrokerQueue,
     CopyDecoder,
     QueueNames,
     destination_headers,
@@ -48,6 +50,8 @@ from rooms.ports import RejectedTask
 
 _log = logging.getLogger(__name__)
 
+_LARGE_BATCH: Final = 20
+"""Batches of so many copies have a connection of their own."""
 _FRAMES_PER_WRITE: Final = 64
 """The number of frames that are joined to one write."""
 _SENTINEL_POLL_S: Final = 0.01
@@ -92,7 +96,8 @@ class ArtemisBroker:
         self._management = ManagementClient(
             reply_address=self._queue_names.reply_address, timeout_s=self._timeout_s
         )
-        self._send_connection: BrokerConnection | None = None
+        self._send_connections: dict[bool, BrokerConnection] = {}
+        """By whether they are for large batches."""
         self._open_lock = asyncio.Lock()
         self._is_open = False
         self.users: Final = ArtemisUsers(
@@ -114,16 +119,16 @@ class ArtemisBroker:
     async def __aexit__(self, *exc: object) -> None:
         self._is_open = False
         async with self._open_lock:
-            if self._send_connection is not None:
-                await self._send_connection.disconnect()
+            for connection in self._send_connections.values():
+                await connection.disconnect()
             self._management.close()
         for openers in (self._openers, self._queue_openers):
             openers.close()
         await asyncio.to_thread(self._io_thread.stop)
 
     async def create_queues(self, subscriptions: Sequence[SubscriptionId]) -> None:
-        """Create queues, and the PUSH queue."""
-        queues = [self._queue_names.push, *map(self._queue_names.pull, subscriptions)]
+        """Create queues, and the two for PUSH."""
+        queues = [*self._queue_names.all_push, *map(self._queue_names.pull, subscriptions)]
         await self._with_management(
             lambda management: management.create_queues(queues, owner=self._queue_names.owner)
         )
@@ -146,24 +151,25 @@ class ArtemisBroker:
         ]
 
     async def depth(self, subscription: SubscriptionId | None) -> int:
-        """Return the number of messages in a queue; 0 if it does not exist."""
-        queue = (
-            self._queue_names.push if subscription is None else self._queue_names.pull(subscription)
-        )
-        return await self._with_management(lambda management: management.depth(queue))
+        """Return the number of messages in a queue, or those for PUSH; 0 if it does not exist."""
+        count = 0
+        for queue in self._queues_to_read(subscription):
+            count += await self._with_management(partial(ManagementClient.depth, queue=queue))
+        return count
 
     async def purge(self, room: RoomId, subscription: SubscriptionId) -> int:
-        """Remove the copies of a subscription from its own queue and from the PUSH queue."""
+        """Remove the copies of a subscription from its own queue and from those for PUSH."""
         if room_of(subscription) != room:
             return 0
         condition = f"hyphenated_props:rooms-subscription-id = '{subscription}'"
-        removed_from_pull = await self._with_management(
+        removed = await self._with_management(
             lambda management: management.purge(self._queue_names.pull(subscription))
         )
-        push = await self._with_management(
-            lambda management: management.purge(self._queue_names.push, where=condition)
-        )
-        return removed_from_pull + push
+        for queue in self._queue_names.all_push:
+            removed += await self._with_management(
+                partial(ManagementClient.purge, queue=queue, where=condition)
+            )
+        return removed
 
     async def has_sentinel(self) -> bool:
         """Return whether the sentinel queue has its durable message.
@@ -204,14 +210,12 @@ class ArtemisBroker:
     def consume(
         self, *, credit: int, subscription: SubscriptionId | None = None
     ) -> ArtemisConsumer:
-        """Consume the copies of a queue."""
+        """Consume the copies of a queue, or of those for PUSH."""
         push = subscription is None
         return ArtemisConsumer(
             self._connect if push else self._connect_queue,
-            self._queue_names.push
-            if subscription is None
-            else self._queue_names.pull(subscription),
-            create_queue=self._create_push_queue if push else None,
+            self._queues_to_read(subscription),
+            create_queues=self._create_push_queues if push else None,
             decoder=self._decoders[SubscriptionType.PUSH if push else SubscriptionType.PULL],
             credit=credit,
             timeout_s=self._timeout_s,
@@ -224,14 +228,19 @@ class ArtemisBroker:
     def _consume_dead_letters(self, credit: int) -> ArtemisConsumer:
         return ArtemisConsumer(
             self._connect,
-            self._queue_names.dead_letters,
-            create_queue=None,
+            [self._queue_names.dead_letters],
+            create_queues=None,
             decoder=CopyDecoder(SubscriptionType.PULL),
             credit=credit,
             timeout_s=self._timeout_s,
         )
 
-    async def _create_push_queue(self) -> None:
+    def _queues_to_read(self, subscription: SubscriptionId | None) -> Sequence[BrokerQueue]:
+        if subscription is None:
+            return self._queue_names.all_push
+        return [self._queue_names.pull(subscription)]
+
+    async def _create_push_queues(self) -> None:
         await self.create_queues(())
 
     async def send(
@@ -241,7 +250,7 @@ class ArtemisBroker:
 
         A receipt covers what was sent before it, so there is one every few MiB, and at the end.
         """
-        connection = await self._connection_for_sending()
+        connection = await self._connection_for_sending(is_large=len(copies) >= _LARGE_BATCH)
         encoder = _FrameEncoder(self._queue_names, time.time_ns() // 1_000_000)
         frames: list[bytes] = []
         sent: list[tuple[DeliveryTask, datetime]] = []
@@ -295,7 +304,7 @@ class ArtemisBroker:
             rejected_copy = pending[number].copy
             missing = error.queue_missing
             if missing and rejected_copy.kind is SubscriptionType.PUSH and not push_created:
-                await self._create_push_queue()
+                await self._create_push_queues()
                 push_created = True
                 continue
             if not missing and await self._try_send({number: pending[number]}, pending) is None:
@@ -345,13 +354,16 @@ class ArtemisBroker:
             raise BrokerUnavailableError(f"the broker accepts nothing now: {error}") from error
         return error
 
-    async def _connection_for_sending(self) -> BrokerConnection:
-        if self._send_connection is None or not self._send_connection.is_open:
+    async def _connection_for_sending(self, *, is_large: bool) -> BrokerConnection:
+        connection = self._send_connections.get(is_large)
+        if connection is None or not connection.is_open:
             await self._with_management(_no_operation)
             async with self._open_lock:
-                if self._send_connection is None or not self._send_connection.is_open:
-                    self._send_connection = await self._connect()
-        return self._send_connection
+                connection = self._send_connections.get(is_large)
+                if connection is None or not connection.is_open:
+                    connection = await self._connect()
+                    self._send_connections[is_large] = connection
+        return connection
 
     async def _with_management(self, work: Callable[[ManagementClient], Awaitable[_T]]) -> _T:
         """Call the management, over a new connection if there is none, which creates the queues."""
@@ -380,7 +392,7 @@ class ArtemisBroker:
         try:
             await management.attach(connection)
             await management.create_queues(
-                [self._queue_names.push, self._queue_names.dead_letters],
+                [*self._queue_names.all_push, self._queue_names.dead_letters],
                 owner=self._queue_names.owner,
             )
         except BaseException:
@@ -459,14 +471,14 @@ class _FrameEncoder:
     def __init__(self, queues: QueueNames, now_ms: int) -> None:
         self._queue_names = queues
         self._now_ms = now_ms
-        self._destinations: dict[SubscriptionId | None, str] = {}
+        self._destinations: dict[SubscriptionId | bool, str] = {}
 
     def encode(self, copy: DeliveryTask, due: datetime, receipt: str | None) -> bytes:
         """Return a SEND frame to the queue of `copy`. ValueError: it cannot be encoded."""
-        name = None if copy.kind is SubscriptionType.PUSH else copy.subscription_id
-        to = self._destinations.get(name)
+        key = copy.behind if copy.kind is SubscriptionType.PUSH else copy.subscription_id
+        to = self._destinations.get(key)
         if to is None:
-            to = self._destinations[name] = destination_headers(self._queue_names.queue_for(copy))
+            to = self._destinations[key] = destination_headers(self._queue_names.queue_for(copy))
         return encode_copy(
             copy, destination=to, not_before=due, now_ms=self._now_ms, receipt=receipt
         )

@@ -1,4 +1,4 @@
-"""Consume one queue over STOMP, on a connection of its own, so that other queues cannot end it."""
+"""Consume queues over STOMP, on a connection of their own, so that no other queue can end it."""
 
 import asyncio
 import logging
@@ -63,7 +63,7 @@ def window_bytes(credit: int) -> int:
 
 
 class ArtemisConsumer:
-    """Consume a queue. The credit bounds what is handed out, the window what waits here."""
+    """Consume queues. The credit bounds what is handed out, a window for each what waits here."""
 
     worker_id = 0
     supports_exclude = False
@@ -71,21 +71,22 @@ class ArtemisConsumer:
     def __init__(
         self,
         open_connection: OpenConnection,
-        queue: BrokerQueue,
+        queues: Sequence[BrokerQueue],
         *,
-        create_queue: Callable[[], Awaitable[None]] | None,
+        create_queues: Callable[[], Awaitable[None]] | None,
         decoder: CopyDecoder,
         credit: int,
         timeout_s: float,
     ) -> None:
-        """Call `create_queue` if the queue does not exist; None: do not create it.
+        """Call `create_queues` if a queue does not exist; None: do not create it.
 
         All queues of one kind share a `decoder`, so that the first copies of a queue are decoded
         fast.
         """
         self._open_connection = open_connection
-        self._queue = queue
-        self._create_queue = create_queue
+        self._queues = queues
+        self._destination = queues[0].destination
+        self._create_queues = create_queues
         self._decoder = decoder
         self._credit = credit
         self._timeout_s = timeout_s
@@ -102,14 +103,12 @@ class ArtemisConsumer:
             try:
                 self._connection = await self._subscribe()
             except ConnectionEndedError as exc:
-                if self._create_queue is None or not exc.queue_missing:
+                if self._create_queues is None or not exc.queue_missing:
                     raise
-                await self._create_queue()
+                await self._create_queues()
                 self._connection = await self._subscribe()
         except ConnectionEndedError as exc:
-            raise BrokerUnavailableError(
-                f"{self._queue.destination} cannot be consumed: {exc}"
-            ) from exc
+            raise BrokerUnavailableError(f"{self._destination} cannot be consumed: {exc}") from exc
         OUTAGES.record_answer(Dependency.BROKER)
         return self
 
@@ -118,18 +117,20 @@ class ArtemisConsumer:
             self._decode, self._on_messages, self._wake.set, self._decoder.decode_fast
         )
         try:
-            await connection.request("SUBSCRIBE", self._subscribe_headers(), self._timeout_s)
+            for number, queue in enumerate(self._queues, start=1):
+                headers = self._subscribe_headers(number, queue)
+                await connection.request("SUBSCRIBE", headers, self._timeout_s)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _subscribe_headers(self) -> dict[str, str]:
+    def _subscribe_headers(self, number: int, queue: BrokerQueue) -> dict[str, str]:
         return {
-            "destination": self._queue.destination,
-            "id": "1",
+            "destination": queue.destination,
+            "id": str(number),
             "ack": "client-individual",
-            "subscription-type": self._queue.routing,
+            "subscription-type": queue.routing,
             "consumer-window-size": str(window_bytes(self._credit)),
         }
 
@@ -145,7 +146,7 @@ class ArtemisConsumer:
         while True:
             if connection.error is not None:
                 raise BrokerUnavailableError(
-                    f"{self._queue.destination}: {connection.error}"
+                    f"{self._destination}: {connection.error}"
                 ) from connection.error
             count = min(
                 len(self._ready),
@@ -188,7 +189,7 @@ class ArtemisConsumer:
                 acks[version] = [ack]
                 ready.append(copy)
         for message, ack in messages.malformed:
-            _log.warning("a malformed message in %s: %s", self._queue.destination, message.reason)
+            _log.warning("a malformed message in %s: %s", self._destination, message.reason)
             self._malformed.append((message, ack))
         self._wake.set()
 

@@ -7,8 +7,8 @@ A copy for a native queue has more: `correlation-id` and `type`, for which AMQP 
 and each header again with underscores, since a hyphen ends an identifier in JMS. Artemis takes no
 message id from STOMP.
 
-`priority` is that of the broker's queue: one less than the message's own, `rooms-priority`, for
-what comes behind others. Copies for native queues and those of older versions have only the first.
+What comes behind others has a queue of its own. Older versions sent it with a `priority` that was
+one less than the message's own, `rooms-priority`.
 
 `rooms-publisher` is `owner` for what the room's owner published without an application, `none` for
 what no publisher sent, and else the publisher. A copy of an older version has no such header, and
@@ -22,7 +22,7 @@ an escape or a number out of range, is left to `decode_copy`.
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
@@ -55,6 +55,8 @@ _ORDERING_KEY: Final = "rooms-ordering-key"
 _BUSINESS_KEY: Final = "rooms-business-key"
 _SEQUENCE: Final = "rooms-sequence"
 _PRIORITY: Final = "rooms-priority"
+BACKLOG_SUBSCRIPTION: Final = "2"
+"""The id by which a consumer of both PUSH queues subscribes to the backlog."""
 _KEYS: Final = (_ORDERING_KEY, _BUSINESS_KEY)
 _MAX_INT: Final = 1 << 31
 _NO_DEADLINE: Final = float("inf")
@@ -91,6 +93,16 @@ class QueueNames:
     @property
     def push(self) -> BrokerQueue:
         return self._installation_queue("push")
+
+    @property
+    def backlog(self) -> BrokerQueue:
+        """Return the queue for PUSH copies that come behind others."""
+        return self._installation_queue("backlog")
+
+    @property
+    def all_push(self) -> Sequence[BrokerQueue]:
+        """Return what a worker reads, in the order of its subscriptions: the backlog is second."""
+        return self.push, self.backlog
 
     @property
     def sentinel(self) -> BrokerQueue:
@@ -133,7 +145,9 @@ class QueueNames:
         return f"{self.farm}-{self.client}-{PULL_PREFIX}"
 
     def queue_for(self, copy: DeliveryTask) -> BrokerQueue:
-        return self.push if copy.kind is SubscriptionType.PUSH else self.pull(copy.subscription_id)
+        if copy.kind is SubscriptionType.PULL:
+            return self.pull(copy.subscription_id)
+        return self.backlog if copy.behind else self.push
 
 
 PULL_PREFIX: Final = "subscription-"
@@ -169,13 +183,10 @@ def encode_copy(
         )
     if copy.native:
         optional += _native_headers(copy)
-    else:
-        optional += f"{_PRIORITY}:{copy.priority}\n"
     if receipt is not None:
         optional += f"receipt:{receipt}\n"
-    broker_priority = max(0, copy.priority - 1) if copy.behind else copy.priority
     head = (
-        f"SEND\n{destination}persistent:true\npriority:{broker_priority}\n"
+        f"SEND\n{destination}persistent:true\npriority:{copy.priority}\n"
         f"_AMQ_DUPL_ID:{copy.delivery_id}\\c{copy.generation}\\c{copy.attempt}\n"
         f"rooms-format:{FORMAT_VERSION}\nrooms-delivery-id:{copy.delivery_id}\n"
         f"rooms-message-id:{copy.message_id}\n"
@@ -289,8 +300,7 @@ def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[DeliveryTask, str
     if "\\" in event_type or "\\" in correlation:
         event_type, correlation = unescape(event_type), unescape(correlation)
     expires, publisher_headers = get("expires"), headers.get("rooms-headers")
-    broker_priority = int(get("priority"))
-    priority = int(headers.get(_PRIORITY, broker_priority))
+    priority = int(headers.get(_PRIORITY) or get("priority"))
     if not 0 <= priority < PRIORITIES:
         raise ValueError("its priority is out of range")
     copy = DeliveryTask(
@@ -313,7 +323,7 @@ def decode_copy(frame: Frame, kind: SubscriptionType) -> tuple[DeliveryTask, str
         headers=None if publisher_headers is None else _json_object(unescape(publisher_headers)),
         payload=frame.body,
         properties=_read_properties(headers),
-        behind=broker_priority < priority,
+        behind=headers.get("subscription") == BACKLOG_SUBSCRIPTION,
     )
     return copy, get("ack")
 
@@ -368,8 +378,8 @@ _FIELD_PATTERNS: Final = {
     "rooms-generation": _SMALL_NUMBER,
     "rooms-delivery-attempt": _SMALL_NUMBER,
     "rooms-delivery-delay": _LARGE_NUMBER,
+    "subscription": "[0-9]",
     "priority": "[0-9]",
-    _PRIORITY: "[0-9]",
     "rooms-event-type": _PLAIN_TEXT,
     "rooms-event-version": _SMALL_NUMBER,
     "rooms-correlation-id": _PLAIN_TEXT,
@@ -380,7 +390,7 @@ _FIELD_PATTERNS: Final = {
 }
 _PUBLISHER_HEADERS: Final = "rooms-headers"
 """The publisher's own headers: JSON, which a pattern cannot validate."""
-_IRREGULAR: Final = frozenset({_PUBLISHER_HEADERS, *_KEYS, _SEQUENCE})
+_IRREGULAR: Final = frozenset({_PUBLISHER_HEADERS, *_KEYS, _SEQUENCE, _PRIORITY})
 """Headers of copies that no pattern reads."""
 _MAX_HEADER_ORDERS: Final = 8
 _MAX_ROOMS: Final = 10_000
@@ -411,7 +421,7 @@ class CopyDecoder:
         self, data: bytes, body: int, values: tuple[Any, ...]
     ) -> tuple[tuple[DeliveryTask, str], int] | None:
         (
-            delivery, message, subscription, generation, attempt, delay, broker_priority, priority,
+            delivery, message, subscription, generation, attempt, delay, received_by, priority,
             event_type, version, correlation, published, expires, ack, length,
         ) = values  # fmt: skip
         end = body + int(length)
@@ -446,7 +456,7 @@ class CopyDecoder:
             None,
             data[body:end],
         )
-        if broker_priority != priority:
+        if received_by == BACKLOG_SUBSCRIPTION:
             copy.behind = True
         return (copy, ack), end + 1
 

@@ -110,6 +110,23 @@ async def test_names_that_come_while_others_are_sent_are_collected(
     assert all(whole.count(f"n{number:04}") == 1 for number in range(1000))
 
 
+async def test_a_wake_up_does_not_wait_for_the_pause_after_bulk_work(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another organisation's burst would delay each single message."""
+    monkeypatch.setattr(notify, "LINGER_S", 3600.0)
+    signals = Notifier(database)
+    sent = _Sent(signals)
+    monkeypatch.setattr(notify, "PreparedStatements", lambda _connection: sent)
+    async with signals:
+        signals.notify(Channel.PULL, "bulk", count=1_000_000, is_bulk=True)
+        await until(lambda: sent.has("bulk"), "the first wake-up of bulk work")
+        signals.notify(Channel.PULL, "more", is_bulk=True)
+        signals.notify(Channel.PULL, "single")
+        await until(lambda: sent.has("single"), "the wake-up of a single message")
+        assert not await sent.has("more")
+
+
 @pytest.mark.parametrize("count", [151, MAX_OF_ROOM, MAX_OF_ROOM + 1, MAX_NAMES + 1])
 async def test_a_large_publish_wakes_only_its_own_room(database: str, count: int) -> None:
     """A payload without names would wake every poll of every room."""

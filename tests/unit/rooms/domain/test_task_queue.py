@@ -39,3 +39,40 @@ def test_an_empty_queue_has_no_next_task() -> None:
     assert not queue
     with pytest.raises(IndexError):
         queue.popleft()
+
+
+def test_rooms_take_turns_within_a_priority() -> None:
+    queue = TaskQueue()
+    queue.extend([make_task(f"large-{number}", room=1) for number in range(5)])
+    queue.extend([make_task(f"small-{number}", room=2) for number in range(2)])
+    queue.append(make_task("urgent", room=1, priority=5))
+    queue.extend([make_task("last", room=3)])
+    assert [queue.popleft().subscription_id for _ in range(len(queue))] == [
+        "urgent",
+        "large-0",
+        "small-0",
+        "last",
+        "large-1",
+        "small-1",
+        "large-2",
+        "large-3",
+        "large-4",
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans())))
+def test_every_task_comes_once_and_those_of_a_room_in_order(
+    steps: list[tuple[int, bool]],
+) -> None:
+    """A step adds a task to a room, and may take one."""
+    queue, taken = TaskQueue(), []
+    for number, (room, takes) in enumerate(steps):
+        queue.append(make_task(str(number), room=room))
+        if takes:
+            taken.append(queue.popleft())
+    taken += [queue.popleft() for _ in range(len(queue))]
+    assert len(taken) == len(steps)
+    for room in range(1, 5):
+        assert [task.subscription_id for task in taken if task.room_id == room] == [
+            str(number) for number, step in enumerate(steps) if step[0] == room
+        ]

@@ -42,12 +42,17 @@ class Ignored:
 class Counted:
     def __init__(self) -> None:
         self.deliveries: dict[SubscriptionId | None, int] = {}
+        self.bulk: set[bool] = set()
 
-    def notify_queued(self, subscription: SubscriptionId | None = None, *, count: int = 1) -> None:
+    def notify_queued(
+        self, subscription: SubscriptionId | None = None, *, count: int = 1, is_bulk: bool = False
+    ) -> None:
         self.deliveries[subscription] = count
+        self.bulk.add(is_bulk)
 
 
-async def test_wake_ups_count_only_deliveries_of_their_own_requests() -> None:
+@pytest.mark.parametrize("is_bulk", [False, True])
+async def test_wake_ups_count_only_deliveries_of_their_own_requests(*, is_bulk: bool) -> None:
     """The count paces wake-ups: webhooks of busy rooms would delay pulls of a quiet one."""
     notifier = Counted()
     after_commit = _AfterCommit(
@@ -63,8 +68,9 @@ async def test_wake_ups_count_only_deliveries_of_their_own_requests() -> None:
         Rows([object()], 2, pull_subscriptions=frozenset({one})),
         Rows([object()] * 2, 6, pull_subscriptions=frozenset({one, other})),
     ]
-    after_commit(cast("list[InsertRows]", group))
+    after_commit(cast("list[InsertRows]", group), is_bulk=is_bulk)
     assert notifier.deliveries == {None: 200, one: 3, other: 2}
+    assert notifier.bulk == {is_bulk}
 
 
 async def test_settings_bound_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from delivery.brokers.claim_order import COMMIT_SLACK_US, ClaimWatermarks
-from delivery.relay.relay import linger_s, relay_watermarks
+from delivery.relay.claims import relay_watermarks
+from delivery.relay.relay import linger_s
 from rooms.db.queue import relay as records
 from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, RelayOutbox
 from rooms.db.writer import LogWriter

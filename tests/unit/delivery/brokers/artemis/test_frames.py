@@ -103,25 +103,30 @@ def test_encoding_a_copy_is_reversible(
 
 
 @given(priority=st.integers(0, 9), behind=st.booleans())
-def test_a_copy_behind_others_has_a_lower_priority_in_the_broker_only(
+def test_a_copy_is_behind_others_by_the_queue_that_it_comes_from(
     *, priority: int, behind: bool
 ) -> None:
-    """There is nothing below priority 0."""
+    queues = QueueNames("farm", "client")
     copy = replace(make_copy(), headers=None, priority=priority, behind=behind)
+    assert queues.queue_for(copy) == (queues.backlog if behind else queues.push)
     frame = handed_out(sent(copy))
-    assert header(frame.head, b"priority") == str(max(0, priority - behind)).encode()
-    expected = replace(copy, behind=behind and priority > 0)
+    if behind:
+        frame = frame._replace(head=frame.head.replace(b"subscription:1\n", b"subscription:2\n"))
+    assert header(frame.head, b"priority") == str(priority).encode()
     decoder = CopyDecoder(SubscriptionType.PUSH)
-    assert decoder.decode(frame) == (expected, "12,34")
-    assert FrameParser(decoder.decode_fast).feed(on_the_wire([frame])) == [(expected, "12,34")]
+    assert decoder.decode(frame) == (copy, "12,34")
+    assert FrameParser(decoder.decode_fast).feed(on_the_wire([frame])) == [(copy, "12,34")]
 
 
-def test_a_copy_of_an_older_relay_has_the_priority_of_the_broker() -> None:
-    frame = handed_out(sent(replace(make_copy(), headers=None)))
-    old = frame._replace(head=frame.head.replace(b"rooms-priority:7\n", b""))
+def test_a_copy_of_an_older_relay_has_its_own_priority() -> None:
+    """It had a lower one in the broker if it came behind others."""
+    copy = replace(make_copy(), headers=None)
     decoder = CopyDecoder(SubscriptionType.PUSH)
-    assert decoder.decode(frame)[0] == decoder.decode(old)[0]
-    assert FrameParser(decoder.decode_fast).feed(on_the_wire([old])) == [old]
+    decoder.decode(handed_out(sent(copy)))
+    frame = handed_out(sent(replace(copy, priority=copy.priority - 1)))
+    old = frame._replace(head=frame.head + f"rooms-priority:{copy.priority}\n".encode())
+    assert decoder.decode(old) == (copy, "12,34")
+    assert FrameParser(decoder.decode_fast).feed(on_the_wire([old])) == [old], "read by no pattern"
 
 
 OTHER = OrganisationId("01890a5d-ac96-774b-bcce-000000000009")
@@ -368,6 +373,7 @@ def test_every_send_is_durable_and_named_by_its_version() -> None:
 def test_destinations_are_fully_qualified() -> None:
     queues = QueueNames("farm", "client")
     assert queues.push.destination == "push-farm-client::push-farm-client"
+    assert queues.backlog.destination == "backlog-farm-client::backlog-farm-client"
     assert queues.pull(SUBSCRIPTION).destination == f"room-7::subscription-{SUBSCRIPTION}"
 
 
@@ -385,7 +391,8 @@ def test_destinations_are_fully_qualified() -> None:
         (b'"x-one"', b'{"x-one"'),
         (b"rooms-publisher:owner", b"rooms-publisher:invalid"),
         (b"rooms-publisher:owner", b"rooms-publisher:owner\nrooms-sequence:x"),
-        (b"rooms-priority:7", b"rooms-priority:10"),
+        (b"priority:7", b"priority:10"),
+        (b"priority:7", b"priority:7\nrooms-priority:10"),
         (b"trace", b"\xff\xfe"),
         (b"trace", b"\\t"),
         (b"rooms-event-version", b"no-colon-here\nrooms-event-version"),
