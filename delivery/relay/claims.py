@@ -21,6 +21,8 @@ FULL_SCAN_INTERVAL_S: Final = 1.0
 FULL_SCAN_SHARE: Final = 20
 """The least time between two full scans, as a multiple of how long the last one took."""
 MAX_FULL_SCAN_INTERVAL_S: Final = 10.0
+EARLY_SCAN_S: Final = 0.25
+"""In a backlog a scan comes so early rather than with the next wake-up."""
 BACKLOG_BATCH: Final = 200
 """A claim in turn takes at most so many rows: those of others wait for it."""
 PACED_BACKLOG_BATCH: Final = 50
@@ -141,15 +143,12 @@ class RelayClaims:
         """Return whether the next claim for others scans the whole outbox.
 
         In a backlog that takes long. So a claim that was woken leaves it to the next one, but not
-        for more than an interval.
+        for more than an interval, and that one makes it a little early.
         """
-        if now_s < self._next_full_scan_s:
-            return False
-        return (
-            not is_woken
-            or not self._turns.has_backlog
-            or now_s >= self._next_full_scan_s + FULL_SCAN_INTERVAL_S
-        )
+        due_s = self._next_full_scan_s
+        if self._turns.has_backlog:
+            due_s += FULL_SCAN_INTERVAL_S if is_woken else -EARLY_SCAN_S
+        return now_s >= due_s
 
     def _record(self, turn: RelayTurn, batch: RelayBatch, *, exhausted: bool) -> None:
         added = self._turns.record(turn, batch, exhausted=exhausted)

@@ -10,6 +10,7 @@ import pytest
 from delivery.relay.claims import (
     BACKLOG_BATCH,
     BACKLOG_REST,
+    EARLY_SCAN_S,
     FULL_SCAN_INTERVAL_S,
     FULL_SCAN_SHARE,
     KEEP_BACKLOG_US,
@@ -217,7 +218,7 @@ async def test_a_backlog_ends_where_the_clock_of_the_database_was_set_back() -> 
 async def test_a_wake_up_does_not_wait_for_a_scan_of_the_whole_outbox_in_a_backlog(
     *, in_backlog: bool
 ) -> None:
-    """It takes long there. It comes with the next claim, and after an interval with any."""
+    """It takes long there. It comes with the next claim, early, and after an interval with any."""
     outbox = Outbox(ManualClock())
     claims = make_claims(outbox)
     outbox.add("large", LIMIT if in_backlog else 1)
@@ -228,11 +229,17 @@ async def test_a_wake_up_does_not_wait_for_a_scan_of_the_whole_outbox_in_a_backl
         (0.0, False),
         (FULL_SCAN_INTERVAL_S, True),
         (FULL_SCAN_INTERVAL_S, True),
+        (FULL_SCAN_INTERVAL_S - EARLY_SCAN_S - 0.01, False),
+        (0.01, False),
     ):
         outbox.clock.now_s += passed_s
         await claims.claim(LIMIT, is_woken=is_woken)
         scans_all.append(outbox.scans[-1] == (0,) * 10)
-    assert scans_all == ([False, True, False, True] if in_backlog else [True, False, True, True])
+    assert scans_all == (
+        [False, True, False, True, False, True]
+        if in_backlog
+        else [True, False, True, True, False, False]
+    )
 
 
 @pytest.mark.parametrize(
