@@ -1,5 +1,8 @@
 """Send copies of due deliveries from the outbox to an external broker: the relay.
 
+    claims.py   which rows it claims: for backlogged organisations in turn, and for all others
+    relay.py    the loops that claim, send and mark
+
     outbox: to send ── claim ── send ── receipt ── mark ──► outbox: sent
         ▲                         │
         ├── broker unavailable ◄──┤
