@@ -2,8 +2,9 @@
 
 On a machine that is busy with the burst of one organisation, a message of another one waits for a
 processor at each of its steps. So units of bulk work rest as long as they took: groups of large
-requests to publish, and claims of tasks to deliver. They do so only while several organisations
-have work, and while this process waits for processors.
+requests to publish, and claims of tasks to deliver; or several times as long, where other processes
+do more with them. They do so only while several organisations have work, and while this process
+waits for processors.
 """
 
 import time
@@ -31,8 +32,14 @@ class BurstPacer:
         self,
         monotonic: Callable[[], float] = time.monotonic,
         schedule_s: Callable[[], tuple[float, float]] | None = None,
+        *,
+        factor: float = 1.0,
     ) -> None:
-        """`schedule_s`: the times of a `ThreadSchedule`; None: those of the calling thread."""
+        """Let units rest `factor` times as long as they took.
+
+        `schedule_s`: the times of a `ThreadSchedule`; None: those of the calling thread.
+        """
+        self._factor = factor
         self._schedule_s = schedule_s = schedule_s or ThreadSchedule().times_s
         self._monotonic = monotonic
         self._last_organisation: Hashable = None
@@ -59,8 +66,8 @@ class BurstPacer:
         return self.has_several_organisations and self._is_short()
 
     def rest_s(self, took_s: float) -> float:
-        """Return how long bulk work rests after a unit: as long as that took, up to a bound."""
-        return min(took_s, MAX_REST_S) if self.is_pacing else 0.0
+        """Return how long bulk work rests after a unit that took so long, at most `MAX_REST_S`."""
+        return min(self._factor * took_s, MAX_REST_S) if self.is_pacing else 0.0
 
     def _is_short(self) -> bool:
         now = self._monotonic()

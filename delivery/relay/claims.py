@@ -73,7 +73,7 @@ class RelayClaims:
         self._claim_s = claim_s
         self._poll_s = poll_s
         self._on_backlog_ended = on_backlog_ended
-        self._pacer = pacer or BurstPacer(clock.monotonic)
+        self._pacer = pacer or BurstPacer(clock.monotonic, factor=BACKLOG_REST)
         self._turns = ClaimTurns(relay_watermarks(), keep_us=KEEP_BACKLOG_US)
         self._backlog_rooms: dict[OrganisationId, RoomId] = {}
         """A room of each backlogged organisation."""
@@ -97,7 +97,7 @@ class RelayClaims:
 
     def rest_s(self, took_s: float) -> float:
         """Return how long claims in turn rest, after one that took so long with handing it on."""
-        return self._pacer.rest_s(BACKLOG_REST * took_s)
+        return self._pacer.rest_s(took_s)
 
     def scan_all_next(self) -> None:
         """Let the next claim for others scan the whole outbox."""

@@ -41,6 +41,11 @@ from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
 from rooms.settings import Settings
 
+RELAYED_REST: Final = 3.0
+"""The rest of large publishes with an external broker, as a multiple of how long a commit took.
+
+The relay and the broker have work with them on the same processors. Without a relay it is 1.
+"""
 LOCK_TIMEOUT_MS: Final = 5_000
 """Longest wait for a lock, such as that of a hanging process on an idempotency key."""
 
@@ -67,7 +72,8 @@ async def open_publisher(
     writes = writes or WriteCheck(engine, clock.monotonic)
     saturated = saturated or SaturatedEndpoints(clock.monotonic)
     meter = PublishMetrics(metrics)
-    pacer = BurstPacer(clock.monotonic)
+    factor = RELAYED_REST if settings.uses_relay else 1.0
+    pacer = BurstPacer(clock.monotonic, factor=factor)
     after_commit = _AfterCommit(signals, meter, writes, clock=clock, uses_relay=settings.uses_relay)
 
     @asynccontextmanager

@@ -68,6 +68,14 @@ def test_sleep_does_not_hide_that_processors_are_short(machine: Machine, pacer: 
     assert pacer.rest_s(TOOK_S) == TOOK_S
 
 
+def test_a_unit_with_more_work_elsewhere_rests_longer(machine: Machine) -> None:
+    pacer = BurstPacer(lambda: machine.now_s, lambda: (machine.ran_s, machine.waited_s), factor=4.0)
+    work_of_two(pacer)
+    machine.pass_time(waited=0.1)
+    assert pacer.rest_s(0.01) == pytest.approx(0.04)
+    assert pacer.rest_s(TOOK_S) == MAX_REST_S
+
+
 def test_a_rest_after_an_outage_is_short(machine: Machine, pacer: BurstPacer) -> None:
     work_of_two(pacer)
     machine.pass_time(waited=0.1)

@@ -47,7 +47,7 @@ def make_claims(
         claim_s=30.0,
         poll_s=1.0,
         on_backlog_ended=lambda: (ended if ended is not None else []).append("ended"),
-        pacer=BurstPacer(clock.monotonic, Machine(clock, waits=waits).times_s),
+        pacer=BurstPacer(clock.monotonic, Machine(clock, waits=waits).times_s, factor=BACKLOG_REST),
     )
 
 
