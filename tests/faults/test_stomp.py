@@ -127,19 +127,19 @@ async def test_a_cut_between_send_and_receipt(artemis_url: str, client: str, mak
         open_broker(artemis_url, claim_s=60, farm="farm", client=client) as direct,
         proxied(artemis_url, client) as (broker, proxy),
     ):
-        await send(broker, maker.copies(1))  # its connections are there
+        await send(broker, maker.copies(50))  # the connections for large batches are there
         proxy.hold_answers()
         sending = asyncio.create_task(broker.send(copies, not_before=[ago()] * 100))
-        await holds(direct, 101)
+        await holds(direct, 150)
         assert not sending.done()
         proxy.cut()
         with pytest.raises(BrokerUnavailableError):
             await sending
         proxy.let_answers_go()
         await send(broker, copies)
-        found = await drained(direct, 101)
+        found = await drained(direct, 150)
         assert set(deliveries(copies)) <= set(found)
-        assert len(set(found)) == 101
+        assert len(set(found)) == 150
 
 
 async def test_a_cut_between_receipt_and_ack(artemis_url: str, client: str, maker: Maker) -> None:

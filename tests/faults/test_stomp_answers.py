@@ -163,7 +163,7 @@ async def test_an_idle_connection_sends_heart_beats() -> None:
     """Send heart-beats, or the broker would close after a minute."""
     scripted = Scripted()
     async with talking(scripted, "heartbeat_ms=250") as broker:
-        assert await broker.depth(None) == 5
+        assert await broker.depth(None) == 2 * 5, "five in each queue"
 
         async def beaten() -> bool:
             return scripted.beats >= 3
@@ -195,7 +195,7 @@ async def test_queues_that_are_slow_to_open_delay_nothing_else() -> None:
         await until(hanging, "pulls that get no greeting")
         scripted.hangs = False
         async with asyncio.timeout(1.5):
-            assert await broker.depth(None) == 5
+            assert await broker.depth(None) == 2 * 5, "five in each queue"
             assert await asyncio.to_thread(lambda: True)
         for task in opening:
             task.cancel()
