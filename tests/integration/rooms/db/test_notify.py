@@ -119,7 +119,7 @@ async def test_a_wake_up_does_not_wait_for_the_pause_after_bulk_work(
     sent = _Sent(signals)
     monkeypatch.setattr(notify, "PreparedStatements", lambda _connection: sent)
     async with signals:
-        signals.notify(Channel.PULL, "bulk", count=1_000_000, is_bulk=True)
+        signals.notify(Channel.PULL, "bulk", count=10**12, is_bulk=True)
         await until(lambda: sent.has("bulk"), "the first wake-up of bulk work")
         signals.notify(Channel.PULL, "more", is_bulk=True)
         signals.notify(Channel.PULL, "single")
