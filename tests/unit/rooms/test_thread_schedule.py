@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rooms.thread_schedule import ThreadSchedule
+from tests.support.polling import until
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has schedstat")
@@ -45,6 +46,9 @@ def test_the_times_of_a_thread_that_has_ended_are_unknown() -> None:
     other = threading.Thread(target=lambda: schedules.append(ThreadSchedule()))
     other.start()
     other.join()
+    # A joined thread has ended for Python, but not yet for Linux.
+    task = Path(f"/proc/self/task/{other.native_id}")
+    until(lambda: not task.exists(), "the thread's end")
     assert schedules[0].times_s() == (0.0, 0.0)
 
 
