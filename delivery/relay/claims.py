@@ -25,7 +25,7 @@ EARLY_SCAN_S: Final = 0.25
 """In a backlog a scan comes so early rather than with the next wake-up."""
 BACKLOG_BATCH: Final = 200
 """A claim in turn takes at most so many rows: those of others wait for it."""
-PACED_BACKLOG_BATCH: Final = 50
+PACED_BACKLOG_BATCH: Final = 25
 """The same while bulk work rests for others."""
 BACKLOG_REST: Final = 4.0
 """The rest after a claim in turn then, as a multiple of the time that it took.

@@ -41,7 +41,7 @@ from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
 from rooms.settings import Settings
 
-RELAYED_REST: Final = 3.0
+RELAYED_REST: Final = 6.0
 """The rest of large publishes with an external broker, as a multiple of how long a commit took.
 
 The relay and the broker have work with them on the same processors. Without a relay it is 1.

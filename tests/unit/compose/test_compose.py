@@ -11,6 +11,7 @@ from rooms.local.java_servers import (
     ARTEMIS_VERSION,
     BROKER_XML,
     ZOOKEEPER_VERSION,
+    EmbeddedArtemis,
     EmbeddedZookeeper,
 )
 from rooms.local.maven import MIN_JAVA
@@ -136,6 +137,16 @@ def test_broker_uses_the_settings_of_the_launcher(services: dict[str, Any]) -> N
     )
     assert changed == {"rooms.stomp.host"}
     assert changed <= named
+
+
+def test_broker_collects_garbage_as_that_of_the_launcher(
+    services: dict[str, Any], tmp_path: Path
+) -> None:
+    """The image chooses another collector, which has to be taken back."""
+    given = services["artemis"]["environment"]["JAVA_ARGS_APPEND"].split()
+    launched = EmbeddedArtemis(data=tmp_path, port=61613, password="secret").argv()
+    (collector,) = (word for word in launched if word.startswith("-XX:+Use"))
+    assert [word for word in given if word.startswith("-XX:")] == ["-XX:-UseG1GC", collector]
 
 
 def test_zookeeper_has_the_settings_of_the_launcher(

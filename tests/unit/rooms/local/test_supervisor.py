@@ -225,6 +225,8 @@ def test_small_machines_get_small_buffers(memory_mib: int, shared: str) -> None:
     assert chosen["shared_buffers"] == shared
     assert chosen["fsync"] == chosen["synchronous_commit"] == chosen["full_page_writes"] == "on"
     assert chosen["wal_init_zero"] == "off"
+    assert chosen["backend_flush_after"] == "512kB"
+    assert chosen["bgwriter_lru_maxpages"] == "1000"
     assert f"shared_buffers = '{shared}'\n" in postgres.render_settings(chosen)
 
 
