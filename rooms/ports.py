@@ -190,10 +190,11 @@ class Broker(Protocol):
     async def send(
         self, tasks: Sequence[DeliveryTask], *, not_before: Sequence[datetime]
     ) -> Sequence[RejectedTask]:
-        """Send tasks, each for its own due time. Durable on return.
+        """Send tasks, each for its own due time.
 
-        Returns tasks that were rejected permanently. Sending a `dedup_id` twice queues one task.
-        BrokerUnavailableError: some may have been queued; send all again.
+        On return they are in the broker for as long as its sentinel is; tasks of native queues are
+        durable. Returns tasks that were rejected permanently. BrokerUnavailableError: some may have
+        been queued; send all again, which may queue those twice.
         """
         ...
 
@@ -210,14 +211,22 @@ class Broker(Protocol):
         ...
 
     async def has_sentinel(self) -> bool:
-        """Return whether the durable sentinel message is there.
+        """Return whether the sentinel is there, and with it all tasks that were not settled.
 
-        False: the broker was emptied, or is new, and unfinished deliveries must be sent again.
+        False: the broker was restarted or emptied, or is new, and unfinished deliveries must be
+        sent again.
         """
         ...
 
-    async def put_sentinel(self) -> None:
-        """Store the durable sentinel message."""
+    async def prepare_sentinel(self) -> str:
+        """Store what can become the sentinel, and is lost with the tasks; return its name."""
+        ...
+
+    async def put_sentinel(self, prepared: str) -> bool:
+        """Make the prepared one the sentinel, once everything was sent again.
+
+        False: it is lost, and with it tasks that were sent after it. Then send all again.
+        """
         ...
 
     def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> "Consumer":

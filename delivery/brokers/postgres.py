@@ -341,8 +341,13 @@ class PostgresBroker:
         """Return True: the deliveries and their queue are lost only together."""
         return True
 
-    async def put_sentinel(self) -> None:
+    async def prepare_sentinel(self) -> str:
         """Do nothing: there is no sentinel."""
+        return ""
+
+    async def put_sentinel(self, prepared: str) -> bool:  # noqa: ARG002 - of the port
+        """Do nothing: no task is lost."""
+        return True
 
     def consume(
         self, *, credit: int, subscription: SubscriptionId | None = None

@@ -143,18 +143,19 @@ class BrokerQueueCheck:
         ]
 
     async def _repair_empty_broker(self, count: int, *, repair: bool) -> DoctorFinding:
-        resent = 0
+        repaired = 0
         if repair:
             loss_detector = LossDetector(self._records, self._broker)
             # None: maintenance was first.
             if (since := await loss_detector.lost_since()) is not None:
                 resent = await self._resend(ResendScope(before=since))
-                await loss_detector.mark_recovered()
+                if await loss_detector.mark_recovered():
+                    repaired = min(count, resent)
         return DoctorFinding(
             part=BROKER,
-            description="deliveries sent to a broker that was emptied or is new",
+            description="deliveries sent to a broker that was restarted or emptied, or is new",
             count=count,
-            repaired=min(count, resent),
+            repaired=repaired,
         )
 
     async def _repair_lacking(

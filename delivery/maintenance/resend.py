@@ -1,15 +1,18 @@
 """Recover: send deliveries again that the broker lost, and migrate work rows between brokers.
 
-There are two signs of a loss. The broker has no sentinel: it was emptied, or is new. Then every row
-that was sent is sent again, and the sentinel is put back after the whole walk. Or a queue holds
-less than PostgreSQL's rows say for two minutes. Then the rows of that queue are sent again.
+There are two signs of a loss. The broker has no sentinel: it was restarted or emptied, or is new.
+Then every row that was sent is sent again, and the sentinel is put back after the whole walk. Or a
+queue holds less than PostgreSQL's rows say for two minutes. Then the rows of that queue are sent
+again.
 
 Rows that changed after the missing sentinel was seen were sent after that, and are left out. So
 nothing that is published meanwhile is sent twice. A recovery job does the same on request. One
 process runs both, one after the other, so that no two walks overlap.
 
-A process that dies during a walk leaves no sentinel, and the next process starts again. A delivery
-that is sent twice moves on by one more generation, and its older copy is stale.
+A new sentinel is prepared before that time is read. If the broker restarts during the walk, the
+prepared one is lost with what was sent by then, and the walk starts again. So it does after a
+process died during a walk. A delivery that is sent twice moves on by one more generation, and its
+older copy is stale.
 
 The migration runs after an installation changed its broker or gave it up. It moves work rows that
 the former broker would have carried to where the current broker's workers read them.
@@ -186,26 +189,32 @@ class LossDetector:
         self._queries = queries
         self._broker = broker
         self._lost_since: datetime | None = None
+        self._prepared = ""
 
     async def lost_since(self) -> datetime | None:
         """Return when the loss was first seen, by PostgreSQL's clock; None: no loss.
 
-        BrokerUnavailableError forgets that time: the broker may come back emptied once more.
+        A sentinel is prepared before that time. BrokerUnavailableError forgets both: the broker may
+        come back emptied once more.
         """
         try:
             if await self._broker.has_sentinel():
                 self._lost_since = None
             elif self._lost_since is None:
+                self._prepared = await self._broker.prepare_sentinel()
                 self._lost_since = await self._queries.database_time()
         except BrokerUnavailableError:
             self._lost_since = None
             raise
         return self._lost_since
 
-    async def mark_recovered(self) -> None:
-        """Put the sentinel there, after everything was sent again. BrokerUnavailableError."""
+    async def mark_recovered(self) -> bool:
+        """Put the sentinel there, after everything was sent again. BrokerUnavailableError.
+
+        False: the broker lost its messages once more meanwhile, which `lost_since` will find.
+        """
         self._lost_since = None
-        await self._broker.put_sentinel()
+        return await self._broker.put_sentinel(self._prepared)
 
 
 class BrokerRecovery:
@@ -246,9 +255,10 @@ class BrokerRecovery:
             await self._job_runner.run(should_continue)
         try:
             if should_continue() and (since := await self._loss_detector.lost_since()) is not None:
-                _log.info("the broker has no sentinel: it is new, or was emptied")
+                _log.info("the broker has no sentinel: it was restarted or emptied, or is new")
                 if await self._resend(ResendScope(before=since), should_continue):
-                    await self._loss_detector.mark_recovered()
+                    if not await self._loss_detector.mark_recovered():
+                        _log.info("the broker lost its messages again meanwhile")
                     self._short_queues.clear()
             if should_continue() and self._clock.monotonic() >= self._next_compare_s:
                 started_s = self._clock.monotonic()
@@ -296,7 +306,7 @@ class BrokerRecovery:
 
         finished = await self._resender.run(scope, should_continue, on_resent)
         if resent:
-            _log.warning("the broker lost messages: sent %d deliveries again", resent)
+            _log.warning("sent %d deliveries again, because the broker has lost them", resent)
         return finished
 
 

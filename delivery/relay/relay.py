@@ -301,12 +301,10 @@ class Relay:
     async def _ensure_sentinel(self) -> None:
         # An installation that has sent nothing needs no recovery: a new broker has lost nothing.
         async with self._sentinel_lock:
-            if (
-                not self._sentinel_checked
-                and not await self._broker.has_sentinel()
-                and await self._uncancelled(self._outgoing.is_nothing_sent())
-            ):
-                await self._broker.put_sentinel()
+            if not self._sentinel_checked and not await self._broker.has_sentinel():
+                prepared = await self._broker.prepare_sentinel()
+                if await self._uncancelled(self._outgoing.is_nothing_sent()):
+                    await self._broker.put_sentinel(prepared)
             self._sentinel_checked = True
 
     async def _uncancelled(self, statement: Coroutine[Any, Any, _T]) -> _T:

@@ -18,6 +18,7 @@ from tests.support.installation import Installation, until
 from tests.support.local_servers import TestServer
 from tests.support.push_worker import ScriptedSender, answered, working
 from tests.support.relay import RELAYED, relaying
+from tests.support.sentinel import recovering
 
 TURNS = 2
 EACH = 60
@@ -34,7 +35,7 @@ async def all_delivered(installation: Installation, number: int) -> bool:
 
 
 async def restart(server: TestServer) -> None:
-    """Kill with `kill -9`, and restart on the same data."""
+    """Kill with `kill -9`: all copies are lost, and sent again."""
     await asyncio.to_thread(server.restart)
 
 
@@ -62,6 +63,7 @@ async def test_a_broker_that_fails_under_load_costs_no_attempt(
     async with (
         open_broker(server.url, claim_s=60, farm="rooms", client=client) as broker,
         relaying(installation.url, broker),
+        recovering(installation.url, broker),
         working(installation, sender, slots=4, broker=broker),
         working(installation, sender, slots=4, broker=broker),
     ):

@@ -158,7 +158,8 @@ async def test_each_rejected_message_is_at_one_place_after_kills_of_the_broker(
         *copies, last = await to_send(installation, native, kind=PULL, count=MESSAGES + 1)
         for batch in (copies, [replace(last, priority=0)]):
             due = [datetime.now(UTC)] * len(batch)
-            assert await house.broker.send(batch, not_before=due) == []
+            natives = [replace(copy, native=True) for copy in batch]
+            assert await house.broker.send(natives, not_before=due) == []
         rejected = {copy.delivery_id for copy in copies[::2]}
         answers = Answers(
             server,

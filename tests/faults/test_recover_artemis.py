@@ -26,6 +26,7 @@ from tests.integration.delivery.maintenance.test_service import always, ask, job
 from tests.support.installation import Installation, ago, until
 from tests.support.local_servers import TestServer
 from tests.support.relay import RELAYED, places, relaying, until_sent
+from tests.support.sentinel import put_sentinel
 
 PULL = SubscriptionType.PULL
 MANY = 1500
@@ -84,7 +85,7 @@ async def test_what_an_emptied_broker_had_is_sent_again(
     ):
         async with relaying(installation.url, broker):
             await until_sent(installation)
-        await broker.put_sentinel()
+        await put_sentinel(broker)
         before = await installation.rows(
             "SELECT id, generation, attempt, due_at FROM outbox ORDER BY id"
         )

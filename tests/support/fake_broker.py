@@ -161,9 +161,9 @@ class MemoryBroker:
         """Reasons why tasks of these versions are rejected permanently."""
         self.deaf = False
         """True: settlements are lost on their way to the broker."""
-        self._seen: set[str] = set()
         self._numbers = 0
         self._marked = False
+        self._prepared: set[str] = set()
         self._away = False
         self._thawed = asyncio.Event()
         self._thawed.set()
@@ -207,8 +207,8 @@ class MemoryBroker:
         """Its disk was lost: it comes back empty."""
         self.away()
         self.kept = {None: _Queue()}
-        self._seen.clear()
         self._marked = False
+        self._prepared.clear()
         self.back()
 
     async def create_queues(self, subscriptions: Sequence[SubscriptionId]) -> None:
@@ -234,7 +234,7 @@ class MemoryBroker:
     async def send(
         self, copies: Sequence[DeliveryTask], *, not_before: Sequence[datetime]
     ) -> Sequence[RejectedTask]:
-        """Queue copies; a step that was sent before is not sent again."""
+        """Queue copies; a step that is sent twice is there twice."""
         await self.answers()
         refused = []
         for copy, due in zip(copies, not_before, strict=True):
@@ -248,8 +248,7 @@ class MemoryBroker:
                         task=copy, reason=f"there is no queue of {name}", queue_missing=True
                     )
                 )
-            elif copy.dedup_id not in self._seen:
-                self._seen.add(copy.dedup_id)
+            else:
                 self._put(queue, copy, due)
         return refused
 
@@ -275,10 +274,21 @@ class MemoryBroker:
         await self.answers()
         return self._marked
 
-    async def put_sentinel(self) -> None:
-        """Put the mark there."""
+    async def prepare_sentinel(self) -> str:
+        """Keep a name until the broker is wiped."""
         await self.answers()
+        self._numbers += 1
+        self._prepared.add(name := str(self._numbers))
+        return name
+
+    async def put_sentinel(self, prepared: str) -> bool:
+        """Put the mark there, unless the name is lost."""
+        await self.answers()
+        if prepared not in self._prepared:
+            return False
+        self._prepared.clear()
         self._marked = True
+        return True
 
     def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> MemoryConsumer:
         """Take copies of a queue."""

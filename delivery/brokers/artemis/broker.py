@@ -5,8 +5,10 @@ It differs from the port in this:
 - Two connections send, one for large batches, so that no small one waits for those. One manages,
   and each consumer has its own, since an ERROR frame or a deleted queue ends a connection.
 - It retries only what an ERROR leaves in doubt. The rejected frame is identified by its receipt and
-  taken out; the others are sent again at once under the same duplicate id. After
+  taken out; the others are sent again at once, so some of them may come twice. After
   BrokerUnavailableError the caller waits and retries.
+- Copies are not durable, except for native queues, whose readers are not Rooms. Neither is the
+  sentinel.
 - Schedules and expiry use the broker's clock, which must be set like PostgreSQL's. PostgreSQL
   decides.
 - Queues have an owner, because the names of PULL queues do not name the installation.
@@ -14,6 +16,7 @@ It differs from the port in this:
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -54,7 +57,7 @@ _LARGE_BATCH: Final = 20
 """Batches of so many copies have a connection of their own."""
 _FRAMES_PER_WRITE: Final = 64
 """The number of frames that are joined to one write."""
-_SENTINEL_POLL_S: Final = 0.01
+_SENTINEL_ID: Final = "rooms-sentinel"
 _OPENERS: Final = 4
 """Threads that open the connections of this process: to send, to manage, to consume PUSH."""
 _QUEUE_OPENERS: Final = 8
@@ -172,40 +175,55 @@ class ArtemisBroker:
         return removed
 
     async def has_sentinel(self) -> bool:
-        """Return whether the sentinel queue has its durable message.
+        """Return whether the sentinel queue has its message.
 
-        It was sent after the queues were created, so it is lost with them.
+        It is not durable, so a restart of the broker takes it together with the copies.
         """
         return await self._with_management(
             lambda management: management.has_messages(self._queue_names.sentinel)
         )
 
-    async def put_sentinel(self) -> None:
-        """Put the durable message into the sentinel queue."""
-        sentinel = self._queue_names.sentinel
+    async def prepare_sentinel(self) -> str:
+        """Send a message that is not durable to the queue for prepared sentinels."""
+        names = self._queue_names
+        queue = names.prepared_sentinels
         await self._with_management(
-            lambda management: management.create_queues([sentinel], owner=self._queue_names.owner)
+            lambda management: management.create_queues([queue, names.sentinel], owner=names.owner)
         )
-        if await self.has_sentinel():
-            return
+        prepared = secrets.token_hex(16)
         # A connection of its own: on the sending one a rejected copy would end it.
         connection = await self._connect()
         headers = {
-            "destination": sentinel.destination,
-            "destination-type": sentinel.routing,
-            "persistent": "true",
+            "destination": queue.destination,
+            "destination-type": queue.routing,
+            _SENTINEL_ID: prepared,
         }
         try:
             await connection.request("SEND", headers, self._timeout_s)
-            async with asyncio.timeout(self._timeout_s):
-                while not await self.has_sentinel():  # noqa: ASYNC110 - there is no event for it
-                    await asyncio.sleep(_SENTINEL_POLL_S)
         except ConnectionEndedError as exc:
             raise BrokerUnavailableError(f"the sentinel was not taken: {exc}") from exc
-        except TimeoutError as exc:
-            raise BrokerUnavailableError("the sentinel was sent and is not there") from exc
         finally:
             connection.close()
+        return prepared
+
+    async def put_sentinel(self, prepared: str) -> bool:
+        """Move the prepared message to the sentinel queue, which the broker does in one step."""
+        names = self._queue_names
+        moved = await self._with_management(
+            lambda management: management.move(
+                names.prepared_sentinels,
+                names.sentinel,
+                where=f"hyphenated_props:{_SENTINEL_ID} = '{prepared}'",
+            )
+        )
+        if not moved:
+            return False
+        await self._with_management(lambda management: management.purge(names.prepared_sentinels))
+        # Versions with durable copies send all again if they find none, as they have to.
+        await self._with_management(
+            lambda management: management.delete_queue(names.durable_sentinel)
+        )
+        return True
 
     def consume(
         self, *, credit: int, subscription: SubscriptionId | None = None

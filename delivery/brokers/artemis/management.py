@@ -221,6 +221,11 @@ class ManagementClient:
             return await self._count_or_zero(queue, {"_AMQ_OperationName": "removeAllMessages"}, [])
         return await self._count_or_zero(queue, {"_AMQ_OperationName": "removeMessages"}, [where])
 
+    async def move(self, queue: BrokerQueue, to: BrokerQueue, *, where: str) -> int:
+        """Move the messages that a filter selects; return how many. 0: `queue` does not exist."""
+        operation = {"_AMQ_OperationName": "moveMessages"}
+        return await self._count_or_zero(queue, operation, [where, to.name])
+
     async def _count_or_zero(
         self, queue: BrokerQueue, operation: dict[str, str], arguments: list[Any]
     ) -> int:

@@ -7,6 +7,8 @@ A copy for a native queue has more: `correlation-id` and `type`, for which AMQP 
 and each header again with underscores, since a hyphen ends an identifier in JMS. Artemis takes no
 message id from STOMP.
 
+Only copies for native queues are durable: PostgreSQL has every other delivery.
+
 What comes behind others has a queue of its own. Older versions sent it with a `priority` that was
 one less than the message's own, `rooms-priority`.
 
@@ -106,6 +108,16 @@ class QueueNames:
 
     @property
     def sentinel(self) -> BrokerQueue:
+        return self._installation_queue("sentinel")
+
+    @property
+    def prepared_sentinels(self) -> BrokerQueue:
+        """Return the queue for sentinels that do not count yet."""
+        return self._installation_queue("prepared-sentinels")
+
+    @property
+    def durable_sentinel(self) -> BrokerQueue:
+        """Return the queue that versions with durable copies have for their sentinel."""
         return self._installation_queue("rooms-marker")
 
     @property
@@ -186,8 +198,7 @@ def encode_copy(
     if receipt is not None:
         optional += f"receipt:{receipt}\n"
     head = (
-        f"SEND\n{destination}persistent:true\npriority:{copy.priority}\n"
-        f"_AMQ_DUPL_ID:{copy.delivery_id}\\c{copy.generation}\\c{copy.attempt}\n"
+        f"SEND\n{destination}priority:{copy.priority}\n"
         f"rooms-format:{FORMAT_VERSION}\nrooms-delivery-id:{copy.delivery_id}\n"
         f"rooms-message-id:{copy.message_id}\n"
         f"rooms-subscription-id:{copy.subscription_id}\nrooms-generation:{copy.generation}\n"
@@ -219,8 +230,12 @@ def _native_headers(copy: DeliveryTask) -> str:
     if is_replayed(copy.delivery_id, copy.message_id):
         extra += "rooms-replayed:true\nrooms_replayed:true\n"
     repeated = "" if copy.headers is None else f"rooms_headers:{escape(copy.headers.decode())}\n"
+    # Nothing sends it again if the broker forgets it.
+    durable = (
+        f"persistent:true\n_AMQ_DUPL_ID:{copy.delivery_id}\\c{copy.generation}\\c{copy.attempt}\n"
+    )
     return (
-        f"correlation-id:{correlation}\ntype:{event_type}\n"
+        f"{durable}correlation-id:{correlation}\ntype:{event_type}\n"
         f"rooms_format:{FORMAT_VERSION}\nrooms_delivery_id:{copy.delivery_id}\n"
         f"rooms_message_id:{copy.message_id}\n"
         f"rooms_subscription_id:{copy.subscription_id}\nrooms_generation:{copy.generation}\n"

@@ -38,6 +38,7 @@ from rooms.domain.work_location import WorkLocation, relayed_mode
 from tests.support.cli_runner import Terminal
 from tests.support.fake_broker import MemoryBroker
 from tests.support.installation import Installation, ago, installed, now_ms
+from tests.support.sentinel import put_sentinel
 
 RELAYED = relayed_mode(lookahead_ms=3_600_000)
 
@@ -229,7 +230,7 @@ async def test_an_emptied_broker_is_sent_everything_again(database: str) -> None
         await installation.queue(*copies)
         await installation.rows("UPDATE outbox SET kind = %s", int(WorkLocation.PUSH_AT_BROKER))
         assert [finding.count for finding in await broker_findings(writer, broker)] == [3]
-        await broker.put_sentinel()
+        await put_sentinel(broker)
         assert [
             (finding.count, finding.repaired) for finding in await broker_findings(writer, broker)
         ] == [(3, 0)]
@@ -269,10 +270,10 @@ class QuickRelayBroker(MemoryBroker):
         super().__init__()
         self._installation = installation
 
-    async def put_sentinel(self) -> None:
+    async def put_sentinel(self, prepared: str) -> bool:
         """Put the mark there, when the relay has sent everything and workers have taken it."""
-        await super().put_sentinel()
         await self._installation.rows("UPDATE outbox SET kind = kind + 2 WHERE kind IN (2, 3)")
+        return await super().put_sentinel(prepared)
 
 
 async def test_an_emptied_broker_is_sent_nothing_twice(database: str) -> None:
@@ -324,7 +325,7 @@ async def test_only_queues_that_lack_messages_are_sent_them_again(database: str)
         later: list[DeliveryTask] = []
         broker = ScriptedDepthsBroker()
         await broker.create_queues([lacking, well])
-        await broker.put_sentinel()
+        await put_sentinel(broker)
         broker.depths = {lacking: [1], well: [2, 1]}
 
         async def send_more() -> None:
@@ -342,7 +343,7 @@ async def test_queues_without_a_subscription_are_deleted(
     installation: Installation, writer: LogWriter
 ) -> None:
     broker = MemoryBroker()
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     alive = await installation.subscribe(SubscriptionType.PULL)
     missing = SubscriptionId(installation.ids.generate(installation.room, now_ms()))
     await broker.create_queues([alive, missing])

@@ -25,6 +25,7 @@ from tests.integration.delivery.maintenance.test_resend import scheduled, sent
 from tests.integration.delivery.maintenance.test_service import always, ask, job, leased
 from tests.support.installation import PATIENCE_S, Installation, ago, until
 from tests.support.relay import RELAYED, Counting, places, relaying, until_sent
+from tests.support.sentinel import put_sentinel
 
 PULL = SubscriptionType.PULL
 
@@ -390,7 +391,7 @@ async def test_only_deliveries_in_the_broker_are_sent_again(
     (over,) = await installation.publish(push, state=State.DELIVERED)
     (waiting,) = await installation.publish(push)
     await installation.queue(waiting, shape=RELAYED)
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     identity = await recover(installation)
     await recovering(writer, broker, batch=2).run(always)
     row = await job(installation, identity)
@@ -423,7 +424,7 @@ async def test_a_repeated_recovery_sends_nothing_twice(
 ) -> None:
     """Interrupt the job while the relay sends: the second run sends nothing of the first again."""
     copies = await sent(installation, await installation.subscribe(), count=6)
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     identity = await recover(installation)
     steps = iter([True] * 5)
     # Periodic comparisons would use up steps.
@@ -450,7 +451,7 @@ async def test_a_recovery_counts_exactly_what_was_sent_while_connections_broke(
 ) -> None:
     """Break the connection at the first pages, after their commit or before it."""
     await sent(installation, await installation.subscribe(), count=6)
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     identity = await recover(installation)
     resend, broken = ResendQueries.resend, 0
 
@@ -485,7 +486,7 @@ async def test_a_recovery_counts_no_more_rows_than_other_jobs(
     await sent(installation, subscription, count=6 - others)
     for _ in range(others):
         await installation.queue(*await installation.publish(subscription), shape=RELAYED)
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     steps = 0
 
     def few_steps() -> bool:

@@ -32,6 +32,7 @@ from tests.integration.delivery.maintenance.test_service import always, ask, job
 from tests.support.installation import PATIENCE_S, Installation, installed, until
 from tests.support.relay import RELAYED, Counting
 from tests.support.sandboxes import idle_sandbox
+from tests.support.sentinel import put_sentinel
 
 COUNT = 6
 STEP = 2
@@ -173,7 +174,7 @@ class Stepping:
 @pytest.fixture
 async def stepping(installation: Installation, writer: LogWriter) -> AsyncIterator[Stepping]:
     async with Counting() as broker:
-        await broker.put_sentinel()
+        await put_sentinel(broker)
         stepping = Stepping(installation, writer, broker)
         await stepping.furnish()
         yield stepping

@@ -36,6 +36,7 @@ from tests.support.manual_clock import ManualClock
 from tests.support.pull_service import open_counter
 from tests.support.push_worker import answered
 from tests.support.relay import RELAYED, Counting, places, relaying, to_send, until_sent
+from tests.support.sentinel import put_sentinel
 from tests.support.shifting_membership import ShiftingMembership
 
 PULL = SubscriptionType.PULL
@@ -321,7 +322,7 @@ async def test_a_wiped_broker_gets_everything_again(
 ) -> None:
     """All unfinished copies come again, each under the next generation, none is lost, and the mark is put there."""
     push, pull = await installation.subscribe(), await installation.subscribe(PULL)
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     copies = await to_send(installation, push, count=30)
     copies += await to_send(installation, pull, kind=PULL, count=30)
     duty = recovering(writer, broker, ManualClock())
@@ -410,6 +411,31 @@ async def test_a_broker_that_was_away_meanwhile_may_have_been_emptied_again(
     assert await broker.has_sentinel()
 
 
+async def test_a_broker_that_restarts_during_the_walk_gets_everything_once_more(
+    installation: Installation, writer: LogWriter, broker: Counting
+) -> None:
+    """The walk speaks to PostgreSQL only, so nothing but the prepared sentinel shows it."""
+    copies = await sent(installation, await installation.subscribe(), count=6)
+    steps: list[str] = []
+
+    async def between() -> None:
+        steps.extend(await carried(installation))
+        if len(steps) == 4:
+            broker.wipe()
+
+    queries = Paused(writer)
+    queries.between = between
+    duty = BrokerRecovery(queries, broker, ManualClock(), lambda: None, batch=2)
+    await duty.run(always)
+    assert not await broker.has_sentinel()
+    await duty.run(always)
+    assert await broker.has_sentinel()
+    steps += await carried(installation)
+    assert sorted(steps) == sorted(
+        f"{copy.delivery_id}:{generation}:0" for copy in copies for generation in (1, 2)
+    )
+
+
 async def test_a_requested_resend_that_is_due_anyway_runs_once(
     installation: Installation, writer: LogWriter, broker: Counting
 ) -> None:
@@ -443,7 +469,7 @@ async def test_a_broker_emptied_after_a_recovery_was_asked_for_lacks_what_was_se
 ) -> None:
     """Asked for while the broker was well, done when it was not: nothing is left out, or the mark would be a lie."""
     push = await installation.subscribe()
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     identity = await ask(installation, "recover", age_s=1.0)
     copies = await sent(installation, push, count=3)
     broker.wipe()
@@ -532,7 +558,7 @@ async def test_a_queue_that_holds_too_little_for_two_minutes_is_filled_again(
     installation: Installation, writer: LogWriter, broker: Counting
 ) -> None:
     push, pull = await installation.subscribe(), await installation.subscribe(PULL)
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     lost = await to_send(installation, pull, kind=PULL, count=3)
     kept = await to_send(installation, push, count=3)
     clock = ManualClock()
@@ -553,7 +579,7 @@ async def test_a_queue_that_holds_too_little_for_two_minutes_is_filled_again(
 async def test_a_queue_that_is_short_now_and_then_is_left(
     installation: Installation, writer: LogWriter, broker: Counting
 ) -> None:
-    await broker.put_sentinel()
+    await put_sentinel(broker)
     (copy,) = await sent(installation, await installation.subscribe())
     clock = ManualClock()
     duty = recovering(writer, broker, clock)
@@ -564,7 +590,7 @@ async def test_a_queue_that_is_short_now_and_then_is_left(
         await duty.run(always)
         clock.now_s += 110.0
         broker.wipe()
-        await broker.put_sentinel()
+        await put_sentinel(broker)
     assert (await installation.delivery(copy))["generation"] == 0
 
 

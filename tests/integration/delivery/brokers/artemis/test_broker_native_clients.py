@@ -36,6 +36,7 @@ from tests.support.local_servers import TestServer
 from tests.support.native_client import reader
 from tests.support.native_installation import House, native_house, value_of
 from tests.support.relay import RELAYED, relaying, to_send
+from tests.support.sentinel import put_sentinel
 
 PULL: Final = SubscriptionType.PULL
 PASSWORD: Final = "secret"
@@ -374,7 +375,7 @@ async def test_rejected_messages_do_not_use_up_the_readers_window(house: House) 
 async def test_doctor_reports_a_broker_that_destroys_what_is_rejected(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.broker.put_sentinel()
+    await put_sentinel(house.broker)
     doctor = BrokerQueueCheck(house.writer, house.broker, SystemClock(), lambda: None, settle_s=0)
     assert await house.gate.keeps_rejected()
     native = await house.subscribe(PASSWORD)

@@ -17,6 +17,7 @@ from tests.support.installation import until as comes_true
 from tests.support.native_client import Reader, RefusedError, reader
 from tests.support.polling import until
 from tests.support.publisher import make_id
+from tests.support.sentinel import put_sentinel
 
 ROOM = RoomId(7)
 
@@ -62,18 +63,30 @@ def replies(broker: Broker) -> str:
 
 
 @pytest.mark.parametrize(
-    "what", ["another subscription", "push", "the mark", "answers", "dead letters"]
+    "what",
+    [
+        "another subscription",
+        "push",
+        "the sentinel",
+        "prepared sentinels",
+        "answers",
+        "dead letters",
+    ],
 )
 async def test_a_user_reads_nothing_but_its_queue(house: House, what: str) -> None:
     own, other = subscription(), subscription()
     await house.broker.create_queues([other])
     await house.gate.create(own, house.gate.hash_password("secret"))
-    await house.broker.put_sentinel()
+    await put_sentinel(house.broker)
     prefix = house.gate.user_name(own).split("-subscription-")[0]
     place, routing = {
         "another subscription": (of(other), "MULTICAST"),
         "push": (f"push-{prefix}::push-{prefix}", "ANYCAST"),
-        "the mark": (f"rooms-marker-{prefix}::rooms-marker-{prefix}", "ANYCAST"),
+        "the sentinel": (f"sentinel-{prefix}::sentinel-{prefix}", "ANYCAST"),
+        "prepared sentinels": (
+            f"prepared-sentinels-{prefix}::prepared-sentinels-{prefix}",
+            "ANYCAST",
+        ),
         "answers": (replies(house.broker), "ANYCAST"),
         "dead letters": (f"rooms-dead-letters::dead-letters-{prefix}", "MULTICAST"),
     }[what]

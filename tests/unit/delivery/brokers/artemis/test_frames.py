@@ -356,16 +356,17 @@ def test_a_copy_due_later_is_scheduled() -> None:
     assert header(sent(make_copy()).head, b"AMQ_SCHEDULED_TIME") is None
 
 
-def test_every_send_is_durable_and_named_by_its_version() -> None:
+def test_only_copies_for_native_queues_are_durable_and_named_by_their_version() -> None:
+    native = sent(replace(make_copy(), native=True)).head
+    assert header(native, b"persistent") == b"true"
+    assert unescape((header(native, b"_AMQ_DUPL_ID") or b"").decode()) == make_copy().dedup_id
     head = sent(make_copy(), receipt="r9").head
     names = {line.split(b":")[0].decode() for line in head.strip().split(b"\n")}
-    assert header(head, b"persistent") == b"true"
     assert header(head, b"destination-type") == b"ANYCAST"
     assert header(head, b"expires") == b"1900000000000"
     assert header(head, b"receipt") == b"r9"
-    assert unescape((header(head, b"_AMQ_DUPL_ID") or b"").decode()) == make_copy().dedup_id
     theirs = {
-        "destination", "destination-type", "persistent", "priority", "_AMQ_DUPL_ID", "expires", "receipt", "content-length",
+        "destination", "destination-type", "priority", "expires", "receipt", "content-length",
     }  # fmt: skip
     assert {name for name in names if not name.startswith("rooms-")} == theirs
 
