@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rooms.local.child_process import Child, ChildMonitor, ensure_can_listen, wait_ready
+from rooms.local.early_writeback import writing_early
 from rooms.local.log_file import RotatingLog
 from rooms.local.pidfile import MARKER_VARIABLE, child_marker, lock_data_dir
 from rooms.local.postgres import EmbeddedPostgres
@@ -196,6 +197,7 @@ class Supervisor:
                 server = EmbeddedPostgres(data)
                 url = server.url
                 foundations.append(make_monitor(_postgres_child(server), server.environment))
+                stack.enter_context(writing_early(server.folder))
             environment = {
                 **self.environment,
                 "DATABASE_URL": url,
