@@ -33,6 +33,8 @@ from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
 POLL_S: Final = 1.0
 _BATCH: Final = 500
 _MIN_BATCH: Final = 20
+_BACKLOG_REST: Final = 3.0
+"""A backlog's claims rest so many times as long as they took, as those of others do not rest."""
 _TURN_S: Final = 0.002
 """The time that a claim may take while organisations take turns: the next one waits for it."""
 _MAX_UNSETTLED_BYTES: Final = 256 * 1024 * 1024
@@ -94,6 +96,7 @@ class PostgresConsumer:
         self._rows_of_a_turn = _BATCH
         """As many as the last large claim took in `_TURN_S`."""
         self._pacer = pacer or BurstPacer()
+        self._backlog_rests_until = 0.0
         self._is_last_full = False
         """The last claim was full: what it left is announced by no further wake-up."""
         self._dead_workers: list[int] = []
@@ -146,6 +149,8 @@ class PostgresConsumer:
                     raise BrokerUnavailableError("the connection was lost, and its claims with it")
                 if not claim.tasks:
                     if claim.row_count or self._turns.has_backlog:
+                        if (rest_s := self._backlog_rest_s(time.monotonic())) > 0:
+                            await self._sleep(rest_s)
                         continue
                     await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
                     continue
@@ -156,15 +161,25 @@ class PostgresConsumer:
 
     async def _pause(self, claim: ClaimedBatch, linger_s: float, took_s: float) -> None:
         """Wait after a claim with tasks, until more are due or worth a claim."""
-        if claim.row_count >= _MIN_BATCH and (rest_s := self._pacer.rest_s(took_s)):
-            await asyncio.sleep(rest_s)
+        has_backlog = self._turns.has_backlog
+        if claim.row_count >= _MIN_BATCH and (
+            rest_s := self._pacer.rest_s(took_s * _BACKLOG_REST if has_backlog else took_s)
+        ):
+            if has_backlog:
+                # Only its own claims rest: those of others come at once, and whenever they wake.
+                self._backlog_rests_until = time.monotonic() + rest_s
+            else:
+                await asyncio.sleep(rest_s)
         several = self._pacer.has_several_organisations
         pause_s = min(_TURN_LINGER_S if several else _MAX_LINGER_S, linger_s)
-        if not self._is_last_full and not self._turns.has_backlog:
+        if not self._is_last_full and not has_backlog:
             await asyncio.sleep(pause_s)
             # All due tasks are claimed, so the next one notifies.
             if pause_s < _RECLAIM_LINGER_S and not self._wake.is_set():
                 await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
+
+    def _backlog_rest_s(self, now_s: float) -> float:
+        return self._backlog_rests_until - now_s if self._turns.has_backlog else 0.0
 
     def _claim_limit(self) -> int:
         limit = min(_BATCH, self._credit - len(self._unsettled))
@@ -186,7 +201,12 @@ class PostgresConsumer:
                 several = await self._outbox.has_several_organisations()
                 self._turns.has_several_organisations = several
             full_scan = full_scan or not set(self._dead_workers) <= set(known)
-        turn = self._turns.scan_all() if full_scan else self._turns.next()
+        if full_scan:
+            turn = self._turns.scan_all()
+        elif self._backlog_rest_s(now) > 0:
+            turn = self._turns.next_of_others()
+        else:
+            turn = self._turns.next()
         if self._pacer.has_several_organisations:
             limit = min(limit, max(_MIN_BATCH, self._rows_of_a_turn))
         excluded = self._excluded

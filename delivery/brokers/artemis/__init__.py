@@ -25,5 +25,5 @@
 | a message is not a copy | it is returned as malformed, and acknowledged when it is recorded |
 | a consumer's connection ends | its unacknowledged copies go back to their queue |
 | heart-beats are missing | the connection is closed, as above |
-| the broker lost its data | the sentinel is missing, and recovery sends the copies again |
+| the broker restarts, or lost its data | the sentinel is missing; recovery sends the copies again |
 """

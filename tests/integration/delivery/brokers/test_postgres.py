@@ -615,11 +615,11 @@ class OfSeveral(BurstPacer):
 
     def __init__(self, rest_s: float = 0.0) -> None:
         super().__init__(schedule_s=lambda: (0.0, 0.0))
-        self._rest_s = rest_s
+        self.limit_s = rest_s
 
     def rest_s(self, took_s: float) -> float:
         assert took_s > 0
-        return self._rest_s
+        return self.limit_s
 
 
 async def test_claims_of_many_tasks_rest_and_those_of_few_do_not(
@@ -638,6 +638,36 @@ async def test_claims_of_many_tasks_rest_and_those_of_few_do_not(
         await installation.publish_many(subscription, 1, due=ago(0))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(found), 0.3)
+
+
+async def test_only_the_claims_of_a_backlog_rest(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of others come at once, and again with each notification."""
+    monkeypatch.setattr(postgres, "_BATCH", 30)
+    bulk, other = await installation.subscribe(), await installation.subscribe()
+    await other_organisation(installation, other)
+    await installation.publish_many(bulk, 100, due=ago(1))
+    pacer = OfSeveral(rest_s=3_600.0)
+    consumer = PostgresConsumer(installation.url, credit=1_000, claim_s=60, poll_s=600, pacer=pacer)
+    async with batches(consumer) as found, Notifier(installation.url, listeners={}) as signals:
+        assert len(await asyncio.wait_for(anext(found), PATIENCE_S)) == 30
+        for count in (1, 2):
+            claiming = asyncio.ensure_future(anext(found))
+            await asyncio.sleep(0.3)
+            assert not claiming.done(), "the backlog rests"
+            await installation.publish_many(other, count, due=ago(0))
+            signals.notify(Channel.PUSH)
+            tasks = await asyncio.wait_for(claiming, PATIENCE_S)
+            assert [task.subscription_id for task in tasks] == [other] * count
+        pacer.limit_s = 0.0
+        consumer._backlog_rests_until = 0.0
+        claiming = asyncio.ensure_future(anext(found))
+        signals.notify(Channel.PUSH)
+        left = list(await asyncio.wait_for(claiming, PATIENCE_S))
+        while len(left) < 70:
+            left += await asyncio.wait_for(anext(found), PATIENCE_S)
+        assert {task.subscription_id for task in left} == {bulk}
 
 
 async def test_what_a_small_claim_leaves_is_claimed_at_once(
