@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 _EVERY_S: Final = 0.5
+_SCAN_EVERY_S: Final = 10.0
+"""Reading the times of all files takes milliseconds, so others are read only so often."""
 _SHARE: Final = 20
 """A pass that takes long is followed by a pause of so many times its duration."""
 MAX_COLLECTED_BYTES: Final = 32 * 1024 * 1024
@@ -45,24 +47,36 @@ class EarlyWriteback:
         self._base = folder / "base"
         self._start_write = start_write
         self._collected_bytes = collected_bytes or _collected_bytes
-        self._since_ns = time.time_ns()
+        self._passed_ns = self._scanned_ns = time.time_ns()
+        self._next_scan_s = 0.0
+        self._changing: list[str] = []
+        """The files that the last scan found to have changed since the one before it."""
 
     def run_once(self) -> int:
-        """Start the writes of all files that changed since the last pass; return how many."""
+        """Start the writes of files that changed since the last pass; return how many.
+
+        Only every few seconds does a pass find files that had not changed before.
+        """
         if self._collected_bytes() < MAX_COLLECTED_BYTES:
             return 0
-        since_ns, self._since_ns = self._since_ns, time.time_ns() - _CLOCK_STEP_NS
-        count = 0
-        for path in self._changed_files(since_ns):
-            # PostgreSQL may have deleted it.
-            with suppress(OSError):
-                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
+        since_ns, self._passed_ns = self._passed_ns, time.time_ns() - _CLOCK_STEP_NS
+        if time.monotonic() >= self._next_scan_s:
+            self._next_scan_s = time.monotonic() + _SCAN_EVERY_S
+            since_ns, self._scanned_ns = self._scanned_ns, self._passed_ns
+            self._changing = list(self._changed_files(since_ns))
+        return sum([self._write_changed(path, since_ns) for path in self._changing])
+
+    def _write_changed(self, path: str, since_ns: int) -> bool:
+        # PostgreSQL may have deleted it.
+        with suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if os.fstat(file).st_mtime_ns >= since_ns:
                     self._start_write(file)
-                    count += 1
-                finally:
-                    os.close(file)
-        return count
+                    return True
+            finally:
+                os.close(file)
+        return False
 
     def _changed_files(self, since_ns: int) -> Iterator[str]:
         with suppress(FileNotFoundError):

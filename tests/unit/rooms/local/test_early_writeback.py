@@ -52,6 +52,11 @@ def tables(tmp_path: Path) -> Path:
     return tables
 
 
+@pytest.fixture(autouse=True)
+def scans_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SCAN_EVERY_S", 0.0)
+
+
 def writeback(
     folder: Path, written: Written, *, collected: int = MAX_COLLECTED_BYTES
 ) -> EarlyWriteback:
@@ -76,6 +81,28 @@ def test_files_that_changed_since_the_last_pass_are_written(
     old.write_bytes(b"1")
     assert early.run_once() == 1
     assert written.take() == ["16384"]
+
+
+@LINUX_ONLY
+def test_between_two_scans_only_files_that_were_changing_are_read(
+    tmp_path: Path, tables: Path, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SCAN_EVERY_S", 3_600.0)
+    early = writeback(tmp_path, written)
+    for name in ("16384", "16385"):
+        (tables / name).write_bytes(b"0")
+    time.sleep(0.2)
+    assert early.run_once() == 2
+    assert written.take() == ["16384", "16385"]
+    time.sleep(0.2)
+    for name in ("16384", "16386"):
+        (tables / name).write_bytes(b"1")
+    time.sleep(0.2)
+    assert early.run_once() == 1
+    assert written.take() == ["16384"]
+    early._next_scan_s = 0.0
+    assert early.run_once() == 2, "all that changed since the last scan, not since the last pass"
+    assert written.take() == ["16384", "16386"]
 
 
 @LINUX_ONLY
