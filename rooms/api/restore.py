@@ -396,8 +396,8 @@ async def recover(
     """Start the job that resends all unfinished deliveries that were in the broker.
 
     Attempts and due times are kept. It covers the whole installation, so its job needs the scope
-    `platform` too. The maintenance process does this itself where a broker was emptied. Where
-    PostgreSQL is the broker there is nothing to resend.
+    `platform` too. The maintenance process does this itself where a broker was restarted or
+    emptied. Where PostgreSQL is the broker there is nothing to resend.
     """
     async with change.transaction() as connection:
         job = await job_records.create_job(
