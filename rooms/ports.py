@@ -190,11 +190,10 @@ class Broker(Protocol):
     async def send(
         self, tasks: Sequence[DeliveryTask], *, not_before: Sequence[datetime]
     ) -> Sequence[RejectedTask]:
-        """Send tasks, each for its own due time.
+        """Send tasks, each for its own due time; return those that were rejected for good.
 
-        On return they are in the broker for as long as its sentinel is; tasks of native queues are
-        durable. Returns tasks that were rejected permanently. BrokerUnavailableError: some may have
-        been queued; send all again, which may queue those twice.
+        They stay as long as the sentinel; those of native queues are durable. On an error send all
+        again: some may have been queued, and then come twice.
         """
         ...
 
@@ -211,22 +210,15 @@ class Broker(Protocol):
         ...
 
     async def has_sentinel(self) -> bool:
-        """Return whether the sentinel is there, and with it all tasks that were not settled.
-
-        False: the broker was restarted or emptied, or is new, and unfinished deliveries must be
-        sent again.
-        """
+        """Return whether the sentinel is there, which is lost together with tasks."""
         ...
 
     async def prepare_sentinel(self) -> str:
-        """Store what can become the sentinel, and is lost with the tasks; return its name."""
+        """Store what can become the sentinel, and is lost like it; return its name."""
         ...
 
     async def put_sentinel(self, prepared: str) -> bool:
-        """Make the prepared one the sentinel, once everything was sent again.
-
-        False: it is lost, and with it tasks that were sent after it. Then send all again.
-        """
+        """Make the prepared one the sentinel. False: it was lost, and so were tasks after it."""
         ...
 
     def consume(self, *, credit: int, subscription: SubscriptionId | None = None) -> "Consumer":

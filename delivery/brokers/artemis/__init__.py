@@ -4,7 +4,8 @@
     consumer.py         one consumer of a queue, on a connection of its own
     management.py       requests to the broker's management, by messages
     users.py            users of the broker for native subscriptions
-    message_format.py   queue names, and a copy as a STOMP message and back
+    queue_names.py      the names of queues
+    message_format.py   a copy as a STOMP message and back
     frames.py           STOMP 1.2 frames as bytes
     connection.py       a socket to a broker that answers, with TLS and login, a connection as the
                         event loop sees it, and the threads that open connections

@@ -33,13 +33,12 @@ from delivery.brokers.artemis.consumer import ArtemisConsumer
 from delivery.brokers.artemis.frames import FastDecode, ProtocolError
 from delivery.brokers.artemis.io_thread import SocketIo, SocketThread
 from delivery.brokers.artemis.management import ManagementClient, ManagementError, decode_replies
-from delivery.brokers.artemis.message_format import (
+from delivery.brokers.artemis.message_format import CopyDecoder, encode_copy
+from delivery.brokers.artemis.queue_names import (
     PULL_PREFIX,
     BrokerQueue,
-    CopyDecoder,
     QueueNames,
     destination_headers,
-    encode_copy,
 )
 from delivery.brokers.artemis.users import ArtemisUsers
 from rooms.backend_urls import parse_stomp_url
@@ -220,9 +219,7 @@ class ArtemisBroker:
             return False
         await self._with_management(lambda management: management.purge(names.prepared_sentinels))
         # Versions with durable copies send all again if they find none, as they have to.
-        await self._with_management(
-            lambda management: management.delete_queue(names.durable_sentinel)
-        )
+        await self._with_management(lambda client: client.delete_queue(names.durable_sentinel))
         return True
 
     def consume(

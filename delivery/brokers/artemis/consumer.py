@@ -8,12 +8,8 @@ from typing import Final, NamedTuple, Protocol, Self
 
 from delivery.brokers.artemis.connection import BrokerConnection, ConnectionEndedError
 from delivery.brokers.artemis.frames import FastDecode, Frame, header
-from delivery.brokers.artemis.message_format import (
-    MIN_FRAME_BYTES,
-    BrokerQueue,
-    CopyDecoder,
-    decode_malformed,
-)
+from delivery.brokers.artemis.message_format import MIN_FRAME_BYTES, CopyDecoder, decode_malformed
+from delivery.brokers.artemis.queue_names import BrokerQueue
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.task_queue import TaskQueue

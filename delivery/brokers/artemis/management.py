@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from delivery.brokers.artemis.connection import BrokerConnection, ConnectionEndedError
 from delivery.brokers.artemis.frames import Frame, encode, header
-from delivery.brokers.artemis.message_format import BrokerQueue
+from delivery.brokers.artemis.queue_names import BrokerQueue
 
 _ADDRESS: Final = "activemq.management"
 _PAGE_SIZE: Final = 500

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from delivery.brokers.artemis.consumer import ArtemisConsumer
 from delivery.brokers.artemis.management import ManagementClient, ManagementError
-from delivery.brokers.artemis.message_format import PULL_PREFIX, QueueNames
+from delivery.brokers.artemis.queue_names import PULL_PREFIX, QueueNames
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.native_address import NativeAddress
 

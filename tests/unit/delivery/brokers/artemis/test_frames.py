@@ -23,12 +23,11 @@ from delivery.brokers.artemis.frames import (
 from delivery.brokers.artemis.message_format import (
     MIN_FRAME_BYTES,
     CopyDecoder,
-    QueueNames,
     decode_copy,
     decode_malformed,
-    destination_headers,
     encode_copy,
 )
+from delivery.brokers.artemis.queue_names import QueueNames, destination_headers
 from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, MessageId, OrganisationId, RoomId, SubscriptionId
