@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rooms.domain.push_url import REFUSED_PORTS
 from rooms.local.services import free_port
 from tests.support.markdown import Block, blocks
 from tests.support.polling import PATIENCE_S, until
@@ -29,6 +30,11 @@ eventually() {
 }
 """
 _PORTS: Final = ("9000", "9001", "9002")
+
+
+def _free_webhook_port() -> int:
+    """Return a free port to which webhooks may be sent, unlike those of databases."""
+    return next(port for port in iter(free_port, None) if port not in REFUSED_PORTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +211,7 @@ def docs_shell(service: Service, folder: Path) -> Iterator[DocsShell]:
         "$PWD/.venv/bin": str(commands),
         "127.0.0.1:8080": f"127.0.0.1:{service.port}",
         ".rooms/": f"{service.data}/",
-        **{port: str(free_port()) for port in _PORTS},
+        **{port: str(_free_webhook_port()) for port in _PORTS},
     }
     shell = DocsShell(process=process, service=service, folder=page, substitutes=substitutes)
     shell.run(_STRICT)
