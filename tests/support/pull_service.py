@@ -145,10 +145,12 @@ async def open_counter(
 ) -> AsyncIterator[Counter]:
     """A counter in a room of its own; `broker`: another one than PostgreSQL, which carries the copies.
 
-    To a broker in memory a `Carrier` brings them; for any other one it is the test that runs a relay.
+    To a broker in memory a `Carrier` brings them, that of the first counter of a `house`; for any
+    other one it is the test that runs a relay.
     """
     shape = POSTGRES_MODE if broker is None else relayed_mode(lookahead_ms=LOOKAHEAD_MS)
     async with AsyncExitStack() as stack:
+        is_first = house is None
         house = house or House(url)
         room = house.room()
         house.event_type(room, EVENT_TYPE)
@@ -156,7 +158,8 @@ async def open_counter(
         desk = await stack.enter_async_context(open_desk(url, shape=shape))
         puller: PullService | None = None
         carrier: Carrier | None = None
-        if isinstance(broker, MemoryBroker):
+        # Two would send each copy twice.
+        if isinstance(broker, MemoryBroker) and is_first:
             carrier = await stack.enter_async_context(Carrier(url, broker))
 
         hears = asyncio.Event()
