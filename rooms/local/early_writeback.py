@@ -47,7 +47,7 @@ class EarlyWriteback:
         self._base = folder / "base"
         self._start_write = start_write
         self._collected_bytes = collected_bytes or _collected_bytes
-        self._passed_ns = self._scanned_ns = time.time_ns()
+        self._passed_ns = self._scanned_ns = time.time_ns() - _CLOCK_STEP_NS
         self._next_scan_s = 0.0
         self._changing: list[str] = []
         """The files that the last scan found to have changed since the one before it."""
