@@ -67,6 +67,11 @@ class _SandboxChild:
         """Its results are not read any more."""
 
     @property
+    def takes_attempts(self) -> bool:
+        """Return False once the process is known to end. A write would raise on uvloop then."""
+        return not self.closed and not self._stdin.is_closing()
+
+    @property
     def busy(self) -> bool:
         return bool(self._pending)
 
@@ -212,7 +217,7 @@ class SandboxProcess:
 
     async def _ensure_started(self) -> _SandboxChild:
         async with self._starting:
-            if self._child is not None and not self._child.closed:
+            if self._child is not None and self._child.takes_attempts:
                 if self._child.idle_timer is not None:
                     self._child.idle_timer.cancel()
                 return self._child

@@ -203,7 +203,8 @@ class _CheckProcess:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None
+        # The pipe may be closed before the end is noticed. A write to it raises on uvloop.
+        return self._process.returncode is None and not self._jobs.is_closing()
 
     async def run_job(self, job: CheckJob, found: list[CheckOutcome], backstop_s: float) -> None:
         """Run a job, and append an outcome to `found` for each task.

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from ipaddress import ip_network
 
 import pytest
+import uvloop
 
 from delivery.push.errors import AttemptCrashedError, SandboxUnavailableError
 from delivery.push.http.ssrf import TargetPolicy
@@ -121,6 +122,32 @@ async def test_attempts_of_a_dead_process_crash_and_the_next_gets_a_new_one(
         await sandbox.send(at(sink, "/fine"), HEADERS, b"", organisation=ORGANISATION, timeout_s=20)
     ).status == 204
     assert process(sandbox) != dead
+
+
+@pytest.mark.parametrize("create_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_process_that_no_longer_reads_gets_no_attempt(
+    sink: Sink, create_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """The pipe to a process that dies is closed before its end is noticed."""
+
+    async def send_twice() -> None:
+        sandbox = SandboxProcess(TargetPolicy(allow=(ip_network("127.0.0.0/8"),)))
+        try:
+            for _ in range(2):
+                answer = await sandbox.send(
+                    at(sink, "/fine"), HEADERS, b"", organisation=ORGANISATION, timeout_s=20
+                )
+                assert answer.status == 204
+                child = sandbox._child
+                assert child is not None
+                child._stdin.transport.abort()
+                await asyncio.sleep(0)
+                assert not child.closed
+        finally:
+            await sandbox.close()
+
+    with asyncio.Runner(loop_factory=create_loop) as runner:
+        runner.run(send_twice())
 
 
 async def test_a_process_that_hangs_is_killed(sink: Sink, sandbox: SandboxProcess) -> None:

@@ -4,10 +4,11 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from rooms.metrics import Metrics
 from rooms.publishing.sandbox import frames
@@ -149,6 +150,26 @@ async def test_a_process_that_another_ended_is_replaced_and_its_check_done_again
     (found,) = await sandbox.run("a", [schema_check(UNIQUE, [1, 1])])
     assert found.problems
     assert not found.late
+
+
+@pytest.mark.parametrize("create_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_process_that_no_longer_reads_is_replaced(
+    metrics: Metrics, create_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """The pipe to a process that dies is closed before its end is noticed."""
+
+    async def run_twice() -> None:
+        async with idle_sandbox(cpu_ms=200, metrics=metrics) as sandbox:
+            for _ in range(2):
+                (found,) = await sandbox.run("a", [schema_check(UNIQUE, [1, 1])])
+                assert found.problems
+                (process,) = sandbox._processes
+                process._jobs.transport.abort()
+                await asyncio.sleep(0)
+                assert process._process.returncode is None
+
+    with asyncio.Runner(loop_factory=create_loop) as runner:
+        runner.run(run_twice())
 
 
 async def test_one_organisation_cannot_take_all_processes(sandbox: CheckSandbox) -> None:
