@@ -97,6 +97,8 @@ class PostgresConsumer:
         """As many as the last large claim took in `_TURN_S`."""
         self._pacer = pacer or BurstPacer()
         self._backlog_rests_until = 0.0
+        self._is_of_backlog = False
+        """The last claim was a backlogged organisation's, or showed that one is backlogged."""
         self._is_last_full = False
         """The last claim was full: what it left is announced by no further wake-up."""
         self._dead_workers: list[int] = []
@@ -162,14 +164,14 @@ class PostgresConsumer:
     async def _pause(self, claim: ClaimedBatch, linger_s: float, took_s: float) -> None:
         """Wait after a claim with tasks, until more are due or worth a claim."""
         has_backlog = self._turns.has_backlog
-        if claim.row_count >= _MIN_BATCH and (
-            rest_s := self._pacer.rest_s(took_s * _BACKLOG_REST if has_backlog else took_s)
-        ):
-            if has_backlog:
+        if claim.row_count >= _MIN_BATCH:
+            if not has_backlog:
+                await asyncio.sleep(self._pacer.rest_s(took_s))
+            elif self._is_of_backlog:
                 # Only its own claims rest: those of others come at once, and whenever they wake.
+                # Nor do those extend the rest, or a backlog would wait for as long as they come.
+                rest_s = self._pacer.rest_s(took_s * _BACKLOG_REST)
                 self._backlog_rests_until = time.monotonic() + rest_s
-            else:
-                await asyncio.sleep(rest_s)
         several = self._pacer.has_several_organisations
         pause_s = min(_TURN_LINGER_S if several else _MAX_LINGER_S, linger_s)
         if not self._is_last_full and not has_backlog:
@@ -226,7 +228,8 @@ class PostgresConsumer:
         for organisation in claim.organisations.values():
             self._pacer.note(organisation)
         self._is_last_full = claim.row_count >= limit
-        self._turns.record(turn, claim, exhausted=not self._is_last_full)
+        added = self._turns.record(turn, claim, exhausted=not self._is_last_full)
+        self._is_of_backlog = turn.organisation is not None or added is not None
         if full_scan:
             done = time.monotonic()
             self._next_full_scan = done + max(
@@ -305,12 +308,13 @@ class PostgresConsumer:
 
     async def release(self, copies: Sequence[DeliveryTask]) -> None:
         """Release tasks unchanged and at once."""
-        self.forget(copies)
-        # An expired claim may be another worker's by now, or a later one of this worker.
+        # An expired claim may be another worker's by now, or a later one of this worker. One of an
+        # earlier session has ended with that.
         now = time.monotonic()
-        unexpired = [copy for copy in copies if copy.deadline > now]
+        held = [one for one in copies if id(one) in self._unsettled and one.deadline > now]
+        self.forget(copies)
         with _translate_errors():
-            await self._outbox.release(unexpired)
+            await self._outbox.release(held)
         self._turns.reset()
         self._wake.set()
 

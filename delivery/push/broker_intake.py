@@ -162,6 +162,8 @@ class BrokerIntakeConsumer:
 
     async def release(self, tasks: Sequence[DeliveryTask]) -> None:
         """Release claims and messages at once."""
+        # One from before an outage may be claimed again, and an attempt of that be under way.
+        tasks = [task for task in tasks if not self._in_flight.has_later_claim(task)]
         try:
             # A claim that has ended may have a new holder, even this worker.
             if claimed := self._in_flight.still_claimed(tasks, time.monotonic()):

@@ -133,6 +133,11 @@ class InFlightTasks:
         """Return those of the tasks whose claims have not ended."""
         return [task for task in tasks if task.deadline > now and version_of(task) in self._claimed]
 
+    def has_later_claim(self, task: DeliveryTask) -> bool:
+        """Return whether the claim of this version is a later one than that of this task."""
+        claimed = self._claimed.get(version_of(task))
+        return claimed is not None and claimed[0] != task.deadline
+
     def forget(self, versions: Iterable[DeliveryVersion]) -> None:
         """Claim these again when their claims end, because they get no outcome."""
         for version in versions:

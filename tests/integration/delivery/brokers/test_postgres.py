@@ -470,6 +470,7 @@ async def test_claims_that_end_with_their_worker_are_counted(installation: Insta
         await installation.gone("rooms worker")
     async with PostgresConsumer(installation.url, credit=10, claim_s=60) as consumer:
         (taken,) = (await consumer._claim(10, time.monotonic())).tasks
+        consumer._track([taken])
         await consumer.release([taken])
         (again,) = (await consumer._claim(10, time.monotonic())).tasks
         assert (taken.crash_count, again.crash_count) == (3, 3)
@@ -668,6 +669,57 @@ async def test_only_the_claims_of_a_backlog_rest(
         while len(left) < 70:
             left += await asyncio.wait_for(anext(found), PATIENCE_S)
         assert {task.subscription_id for task in left} == {bulk}
+
+
+async def test_claims_of_others_do_not_extend_the_rest_of_a_backlog(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would wait for as long as others have many tasks together, each of them few."""
+    monkeypatch.setattr(postgres, "_BATCH", 30)
+    bulk = await installation.subscribe()
+    others = [await installation.subscribe() for _ in range(20)]
+    for number, one in enumerate(others):
+        await other_organisation(installation, one, name=f"other {number}")
+    await installation.publish_many(bulk, 100, due=ago(1))
+    pacer = OfSeveral(rest_s=3_600.0)
+    consumer = PostgresConsumer(installation.url, credit=1_000, claim_s=60, poll_s=600, pacer=pacer)
+    async with batches(consumer) as found, Notifier(installation.url, listeners={}) as signals:
+        assert len(await asyncio.wait_for(anext(found), PATIENCE_S)) == 30
+        claiming = asyncio.ensure_future(anext(found))
+        await asyncio.sleep(0.3)
+        assert not claiming.done(), "the backlog rests"
+        for one in others:
+            await installation.publish_many(one, 1, due=ago(0))
+        consumer._backlog_rests_until = time.monotonic() + 0.5
+        signals.notify(Channel.PUSH)
+        assert len(await asyncio.wait_for(claiming, PATIENCE_S)) == 20
+        tasks = await asyncio.wait_for(anext(found), PATIENCE_S)
+        assert {task.subscription_id for task in tasks} == {bulk}
+
+
+async def test_a_release_of_an_earlier_session_frees_no_later_claim(
+    installation: Installation,
+) -> None:
+    """An attempt of the later claim is under way: another worker would make a second one."""
+    subscription = await installation.subscribe()
+    await installation.publish_many(subscription, 1, due=ago(0))
+
+    def consumer() -> PostgresConsumer:
+        return PostgresConsumer(installation.url, credit=10, claim_s=60, poll_s=0.1)
+
+    first, second, others = consumer(), consumer(), consumer()
+    async with batches(first) as found:
+        (earlier,) = await asyncio.wait_for(anext(found), PATIENCE_S)
+    async with batches(second) as found, batches(others) as found_by_others:
+        (later,) = await asyncio.wait_for(anext(found), PATIENCE_S)
+        assert later.delivery_id == earlier.delivery_id
+        await second.release([earlier])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(found_by_others), 0.5)
+        await second.release([later])
+    async with batches(consumer()) as found:
+        (again,) = await asyncio.wait_for(anext(found), PATIENCE_S)
+        assert again.delivery_id == earlier.delivery_id
 
 
 async def test_what_a_small_claim_leaves_is_claimed_at_once(

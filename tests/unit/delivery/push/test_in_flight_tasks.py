@@ -81,6 +81,16 @@ def test_a_claimed_task_waits_for_its_outcome_however_long_that_takes() -> None:
     assert in_flight.remove([version_of(task)]) == [task]
 
 
+def test_a_claim_after_an_outage_is_later_than_that_of_the_task_before() -> None:
+    in_flight, before = InFlightTasks(), task_of(1, deadline=60.0)
+    in_flight.on_claimed([before])
+    assert not in_flight.has_later_claim(before)
+    in_flight.on_claimed([after := task_of(1, deadline=90.0)])
+    assert in_flight.has_later_claim(before)
+    assert not in_flight.has_later_claim(after)
+    assert not in_flight.has_later_claim(task_of(2, deadline=60.0))
+
+
 def test_a_task_that_gets_no_outcome_is_claimed_like_a_new_one_when_its_claim_ends() -> None:
     in_flight, task, again = InFlightTasks(), task_of(1, deadline=60.0), task_of(1)
     in_flight.add([task])
