@@ -20,7 +20,8 @@ class _Level(NamedTuple):
 class TaskQueue:
     """Hold tasks by priority, and hand out what has the highest one first.
 
-    Tasks that are `behind` come after all others of their priority. At each of these levels rooms
+    Tasks that are `behind` come after all others, whatever their priority: it is the organisation's
+    own choice, and would let its backlog go before the messages of others. At each level rooms
     take turns, and those of one room come in the order of their arrival. So a burst in one room
     does not delay the others. Rooms stand for organisations here, which a task does not name.
     """
@@ -36,7 +37,8 @@ class TaskQueue:
 
     def append(self, task: DeliveryTask) -> None:
         """Add a task."""
-        turns, by_room = self._levels[_LEVELS - 1 - 2 * task.priority - (not task.behind)]
+        level = PRIORITIES - 1 - task.priority
+        turns, by_room = self._levels[level + PRIORITIES if task.behind else level]
         room = task.room_id
         if (tasks := by_room.get(room)) is None:
             tasks = by_room[room] = deque()

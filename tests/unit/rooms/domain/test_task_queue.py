@@ -13,7 +13,7 @@ TASKS = st.lists(st.tuples(st.integers(0, 9), st.booleans()))
 
 
 @given(TASKS, st.integers(0, 20))
-def test_the_highest_priority_comes_first_and_what_is_behind_last_in_it(
+def test_the_highest_priority_comes_first_and_what_is_behind_after_all_others(
     shapes: list[tuple[int, bool]], before: int
 ) -> None:
     """Some are taken before the rest is added."""
@@ -28,7 +28,7 @@ def test_the_highest_priority_comes_first_and_what_is_behind_last_in_it(
     left = [task for task in tasks if task not in taken]
     assert len(queue) == len(left)
     rest = [queue.popleft() for _ in range(len(queue))]
-    assert rest == sorted(left, key=lambda task: (-task.priority, task.behind))
+    assert rest == sorted(left, key=lambda task: (task.behind, -task.priority))
     assert len(queue) == 0
 
 
