@@ -2,7 +2,7 @@
 
 A claim writes only `claimed_until` and `worker`, which are in no index. The mark that a copy was
 sent moves its row out of the index that the relay reads. Rows are locked in the order of their ids,
-so that this and the leases of the same queue cannot deadlock.
+whatever their rooms, as leases do: a statement of either has those of many rooms.
 """
 
 # ruff: noqa: E501 - SQL statements keep their lines
@@ -229,7 +229,7 @@ def _native_properties(text: str) -> DeliveryProperties:
 
 
 def _sorted_by_id(tasks: Sequence[DeliveryTask]) -> list[DeliveryTask]:
-    return sorted(tasks, key=lambda task: (task.room_id, task.delivery_id))
+    return sorted(tasks, key=lambda task: task.delivery_id)
 
 
 async def existing_subscriptions(
@@ -394,7 +394,7 @@ class RelayOutbox:
 
         Return how many ended.
         """
-        ended = sorted(ended, key=lambda ending: (ending.task.room_id, ending.task.delivery_id))
+        ended = sorted(ended, key=lambda ending: ending.task.delivery_id)
         rows = await self._writer.run(
             _END_DELIVERIES,
             {

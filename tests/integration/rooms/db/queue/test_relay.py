@@ -1,11 +1,13 @@
 """The relay's statements, each by itself: what they claim, mark, give back and refuse, and what they leave alone."""
 
+import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 from delivery.brokers.claim_order import COMMIT_SLACK_US, ClaimWatermarks
@@ -16,6 +18,7 @@ from rooms.db.queue.relay import RELAY_WRITER_KIND, EndedTask, RelayBatch, Relay
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_properties import DeliveryProperties
 from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import Reason, State, SubscriptionStatus, SubscriptionType
 from rooms.domain.work_location import WorkLocation
 from rooms.errors import StorageRefusedError
@@ -325,6 +328,33 @@ async def test_claims_and_marks_do_not_deadlock(installation: Installation, data
                 total += (await one.mark_sent(list(reversed(batch.tasks))))[0] if batch.tasks else 0
     assert total == 90
     assert await places(installation) == {WorkLocation.PULL_AT_BROKER: 90}
+
+
+async def test_marks_lock_rows_of_several_rooms_by_their_ids(
+    installation: Installation, outgoing: RelayOutbox, database: str
+) -> None:
+    """As leases do, whose statements serve queues of several rooms, too."""
+    earlier = await installation.subscribe(SubscriptionType.PULL)
+    lower = await installation.make_room(RoomId(installation.room - 1))
+    later = await installation.subscribe(SubscriptionType.PULL, room=lower)
+    for subscription in (earlier, later):
+        await to_send(installation, subscription, kind=SubscriptionType.PULL)
+    tasks = (await claim(outgoing)).tasks
+    first, second = sorted(tasks, key=lambda task: task.delivery_id)
+    assert first.room_id > second.room_id
+    lock = "SELECT FROM outbox WHERE id = %s FOR UPDATE"
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    async with await psycopg.AsyncConnection.connect(database) as lease:
+        await lease.execute(lock, (first.delivery_id,))
+        marking = asyncio.create_task(outgoing.mark_sent(tasks))
+
+        async def waits() -> bool:
+            return bool(await installation.rows(waiting))
+
+        await until(waits, "the mark to wait for the first row")
+        await lease.execute("SET LOCAL lock_timeout = '1s'")
+        await lease.execute(lock, (second.delivery_id,))
+    assert (await marking)[0] == 2
 
 
 def seen(
