@@ -123,6 +123,7 @@ class WaitQueue(Generic[Key, Message]):
         "exclusive",
         "expired_polls",
         "group",
+        "idle_timer",
         "key",
         "more_expected",
         "name",
@@ -172,6 +173,23 @@ class WaitQueue(Generic[Key, Message]):
         self.more_expected = False
         self.broker_error: Exception | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.idle_timer: asyncio.TimerHandle | None = None
+        """Since no consumer can take anything; it may have fired."""
+
+    def has_taker(self) -> bool:
+        """Return whether a consumer waits, pulls, or is being served."""
+        return bool(
+            self.busy
+            or self.dispatcher.count(ConsumerState.INTERESTED)
+            or self.dispatcher.count(ConsumerState.NOTIFIED)
+            or self.pulling_readers
+        )
+
+    def stop_idle_timer(self) -> None:
+        """Stop it, because a consumer can take something or none is left."""
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
 
     def needs_lease(self) -> bool:
         """Return whether a consumer needs a statement."""

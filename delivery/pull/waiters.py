@@ -31,6 +31,11 @@ from rooms.domain.ids import KeyId
 
 LINGER_S: Final = 0.001
 """The time a statement waits for more consumers when they are likely."""
+NO_TAKER_S: Final = 1.0
+"""After so long without a consumer that can take something, others get what the source holds.
+
+A stream whose client works on one message at a time is back sooner, as a rule.
+"""
 
 
 class Waiters(Generic[Key, Message]):
@@ -53,7 +58,8 @@ class Waiters(Generic[Key, Message]):
     ) -> None:
         """Index queues by `name`, which is what notifications carry; several keys may share one.
 
-        `on_empty` is called when no consumer is left in a queue. `tenant`, `exclusive`: see
+        `on_empty` is called when no consumer is left in a queue, and when none could take anything
+        for `NO_TAKER_S`: streams without credit, and those that browse. `tenant`, `exclusive`: see
         `LeaseBatcher`.
         """
         self._on_empty = on_empty
@@ -275,6 +281,17 @@ class Waiters(Generic[Key, Message]):
                 self._schedule_start()  # another one may have had to wait for it
         if len(queue.group) > 1:
             self._record_priority(queue)
+        if queue.has_taker() or not len(queue.dispatcher):
+            queue.stop_idle_timer()
+        elif queue.idle_timer is None:
+            queue.idle_timer = self._loop.call_later(NO_TAKER_S, self._on_no_taker, queue)
+
+    def _on_no_taker(self, queue: WaitQueue[Key, Message]) -> None:
+        """Let the source give back what it holds for the queue, until a consumer can take it."""
+        if not self._closing:
+            # What is given back is not announced again.
+            queue.dispatcher.on_work(self._loop.time())
+            self._on_empty(queue.key)
 
     def _record_priority(self, queue: WaitQueue[Key, Message]) -> None:
         leases = queue.busy or self._batcher.is_queued(queue)
@@ -348,6 +365,7 @@ class Waiters(Generic[Key, Message]):
             self._schedule_start()
         if queue.timer is not None:
             queue.timer.cancel()
+        queue.stop_idle_timer()
         if self._queues.pop(queue.key, None) is not None:
             queue.group.remove(queue)
             if not queue.group:

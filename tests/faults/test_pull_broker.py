@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from delivery.brokers import open_broker
+from delivery.pull.requests import StreamRequest
 from delivery.relay.relay import relay_until_stopped
 from rooms.clock import SystemClock
 from rooms.db.notify import Channel
@@ -151,6 +152,33 @@ async def test_two_processes_on_one_queue_share_it(
         assert sorted(got) == list(range(300))
         assert here.house.count("delivery_log WHERE kind = 'leased'") == 300
         await drained(here)
+
+
+@pytest.mark.parametrize("browses", [False, True])
+async def test_a_stream_that_takes_nothing_keeps_nothing_from_other_processes(
+    database: str, artemis_url: str, client: str, *, browses: bool
+) -> None:
+    """Its client works on a message, or only browses, while consumers of another process wait."""
+    async with counters(database, artemis_url, client, 2) as (here, there):
+        request = StreamRequest(browse=browses) if browses else StreamRequest(credit=1)
+        streams = here.puller.streams
+        stream = await streams.open(
+            here.house.principal, [here.queue], request, renews_credit=False
+        )
+        taking = asyncio.create_task(
+            here.pull(wait_ms=20_000) if browses else stream.next(PATIENCE_S)
+        )
+        await here.publish("first")
+        await taking
+        for number in range(20):
+            await here.publish(number)
+        got: list[Any] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(got) < 20:
+                messages = await there.pull(max_messages=20, wait_ms=2000, lease_ms=600_000)
+                got += [message["payload"] for message in messages]
+        assert sorted(got) == list(range(20))
+        streams.close(stream)
 
 
 @pytest.mark.parametrize("point", ["received", "leased", "settled"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from delivery.pull import waiters as module
 from delivery.pull.dispatch import Dispatcher
 from delivery.pull.lease_batcher import MAX_QUEUES
 from delivery.pull.wait_queue import MAX_BATCH_MESSAGES, LeaseOutcome, LeaseRequest, Poll
@@ -379,6 +380,34 @@ async def test_leaving_ends_every_poll(source: Source) -> None:
         source.gate.set()
     assert [await messages_of(poll) for poll in (resting, served, waiting)] == [[], [1], []]
     assert await messages_of(add_poll(waiters)) == []
+
+
+async def test_what_no_consumer_can_take_is_given_back_and_looked_for_again(
+    source: Source, waiters: Waiters[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader has no credit for a while; when it has, nothing announces what was given back."""
+    monkeypatch.setattr(module, "NO_TAKER_S", 0.02)
+    woken = asyncio.Event()
+    reader = waiters.add_reader("a", lease_ms=1000, wake=woken.set)
+    waiters.set_interest("a", reader, interested=True)
+    waiters.notify(["a"])
+    await woken.wait()
+    assert list(await waiters.pull("a", reader, 1)) == []
+    await asyncio.sleep(0.1)
+    assert source.emptied == [], "it waits for a message"
+    waiters.set_interest("a", reader, interested=False)
+    await until(lambda: source.emptied)
+    await asyncio.sleep(0.1)
+    assert source.emptied == ["a"], "once"
+    woken.clear()
+    source.queues = {"a": [1]}
+    waiters.set_interest("a", reader, interested=True)
+    await woken.wait()
+    assert list(await waiters.pull("a", reader, 1)) == [1]
+    waiters.set_interest("a", reader, interested=False)
+    await until(lambda: len(source.emptied) == 2)
+    waiters.remove_reader("a", reader)
+    assert source.emptied == ["a"] * 3
 
 
 async def test_keys_of_one_name_are_notified_together(source: Source) -> None:
