@@ -12,7 +12,7 @@ from delivery.push.lane import Lane
 from delivery.push.retry import decide_retry
 from delivery.push.sandbox.client import MAX_CRASHES, SandboxClient
 from rooms.db.queue.outcomes import DeliveryOutcome
-from rooms.domain.attempt import AttemptResult, ErrorClass
+from rooms.domain.attempt import AttemptResult, ErrorClass, unexpected_failure
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.retry_policy import Drop, Expire, Retry, RetryPolicy, Sideline
 from rooms.domain.state_machine import Reason, State
@@ -109,14 +109,7 @@ class AttemptExecutor:
             raise
         except Exception as exc:  # noqa: BLE001 - the port forbids it, but a failed slot would block its lane
             _log.exception("the sender failed at delivery %s", task.delivery_id)
-            result = AttemptResult(
-                status=None,
-                error=ErrorClass.PROTOCOL,
-                detail=f"the sender failed: {type(exc).__name__}",
-                body_head=b"",
-                retry_after=None,
-                latency_ms=(clock.monotonic() - started) * 1000,
-            )
+            result = unexpected_failure(exc, (clock.monotonic() - started) * 1000)
         result = endpoint.hide_headers(result)
         now = clock.monotonic()
         lane.on_attempt_done(now, started=started)

@@ -37,3 +37,15 @@ class AttemptResult:
     retry_after: str | None
     """Value of the header as it came; None on 2xx."""
     latency_ms: float
+
+
+def unexpected_failure(error: Exception, latency_ms: float) -> AttemptResult:
+    """Return the result of an attempt whose sender raised what its port forbids."""
+    return AttemptResult(
+        status=None,
+        error=ErrorClass.PROTOCOL,
+        detail=f"the sender failed: {type(error).__name__}",
+        body_head=b"",
+        retry_after=None,
+        latency_ms=latency_ms,
+    )

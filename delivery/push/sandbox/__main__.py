@@ -5,9 +5,11 @@ ends with its standard input, and so with its worker.
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,12 @@ from delivery.push.errors import ResourceShortageError
 from delivery.push.http.client import HttpSender
 from delivery.push.http.ssrf import TargetPolicy
 from delivery.push.sandbox.process import encode_frame, read_frame
+from rooms.domain.attempt import unexpected_failure
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl
 from rooms.safe_text import log_warnings_safely
+
+_log = logging.getLogger(__name__)
 
 
 def _prefer_oom_kill() -> None:
@@ -43,6 +48,7 @@ async def _handle_requests(
     tasks = set[asyncio.Task[None]]()
 
     async def attempt(request: dict[str, Any], headers: bytes, body: bytes) -> None:
+        started = time.monotonic()
         try:
             result = await sender.send(
                 PushUrl(**request["target"]),
@@ -55,6 +61,9 @@ async def _handle_requests(
             shortage = {"number": request["number"], "shortage": str(exc)}
             _write_frame(result_fd, encode_frame(shortage))
             return
+        except Exception as exc:  # noqa: BLE001 - without a result the process would seem to hang
+            _log.exception("the sender failed")
+            result = unexpected_failure(exc, (time.monotonic() - started) * 1000)
         response = {
             "number": request["number"],
             "status": result.status,

@@ -9,6 +9,7 @@ from delivery.push.errors import AttemptCrashedError, ClaimExpiredError, Sandbox
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl
+from rooms.fair_slots import FairSlots
 from rooms.ports import Clock, Sender
 
 _log = logging.getLogger(__name__)
@@ -17,6 +18,8 @@ MAX_CRASHES: Final = 3
 """After this many crashes of a single sandbox the delivery is given up."""
 _MAX_SHARED_ATTEMPTS: Final = 32
 _SINGLE_SANDBOXES: Final = 4
+_SHARE: Final = 2
+"""An organisation has at most one of so many places: its endpoints may all hang."""
 
 
 class DeliverySandbox(Protocol):
@@ -46,10 +49,13 @@ class SandboxClient:
         self._single_sandboxes: Sequence[DeliverySandbox] = [
             create_sandbox() for _ in range(_SINGLE_SANDBOXES)
         ]
-        self._free_singles = asyncio.LifoQueue[DeliverySandbox]()
-        for sandbox in self._single_sandboxes:
-            self._free_singles.put_nowait(sandbox)
-        self._shared_slots = asyncio.Semaphore(_MAX_SHARED_ATTEMPTS)
+        self._free_singles = list(self._single_sandboxes)
+        self._shared_slots = FairSlots(
+            _MAX_SHARED_ATTEMPTS, max_per_tenant=_MAX_SHARED_ATTEMPTS // _SHARE
+        )
+        self._single_slots = FairSlots(
+            _SINGLE_SANDBOXES, max_per_tenant=_SINGLE_SANDBOXES // _SHARE
+        )
         self._fallback = fallback
         self._clock = clock
 
@@ -101,7 +107,7 @@ class SandboxClient:
         timeout_s: float,
         start_before: float,
     ) -> AttemptResult:
-        async with self._shared_slots:
+        async with self._shared_slots.slot(organisation):
             self._check_deadline(start_before)
             try:
                 return await self._shared_sandbox.send(
@@ -109,21 +115,22 @@ class SandboxClient:
                 )
             except AttemptCrashedError as exc:
                 _log.warning("sending again from a single sandbox: %s", exc)
-        sandbox = await self._free_singles.get()
-        try:
-            self._check_deadline(start_before)
-            for _ in range(MAX_CRASHES - 1):
-                try:
-                    return await sandbox.send(
-                        target, headers, body, organisation=organisation, timeout_s=timeout_s
-                    )
-                except AttemptCrashedError as exc:
-                    _log.warning("sending once more from a single sandbox: %s", exc)
-            return await sandbox.send(
-                target, headers, body, organisation=organisation, timeout_s=timeout_s
-            )
-        finally:
-            self._free_singles.put_nowait(sandbox)
+        async with self._single_slots.slot(organisation):
+            sandbox = self._free_singles.pop()
+            try:
+                self._check_deadline(start_before)
+                for _ in range(MAX_CRASHES - 1):
+                    try:
+                        return await sandbox.send(
+                            target, headers, body, organisation=organisation, timeout_s=timeout_s
+                        )
+                    except AttemptCrashedError as exc:
+                        _log.warning("sending once more from a single sandbox: %s", exc)
+                return await sandbox.send(
+                    target, headers, body, organisation=organisation, timeout_s=timeout_s
+                )
+            finally:
+                self._free_singles.append(sandbox)
 
     def _check_deadline(self, start_before: float) -> None:
         if self._clock.monotonic() >= start_before:

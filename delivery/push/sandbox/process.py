@@ -234,7 +234,7 @@ class SandboxProcess:
             except asyncio.CancelledError:
                 child.kill()
                 raise
-            if not ready:
+            if not ready or not child.takes_attempts:
                 child.kill()
                 await process.wait()
                 raise SandboxUnavailableError("the process did not become ready")

@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -24,6 +25,7 @@ from rooms.publishing.cel_filter import FilterInput, MessageFilter, load_filter
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.number_bounds import decode_json
 from rooms.publishing.sandbox.frames import (
+    CHECK_FAILED,
     HEADER,
     CheckJob,
     CheckOutcome,
@@ -62,8 +64,14 @@ class _CheckServer:
         """Run jobs until standard input ends."""
         while len(header := self._jobs.read(HEADER.size)) == HEADER.size:
             (size,) = HEADER.unpack(header)
-            job = decode_job(self._jobs.read(size))
-            self._run_job(job)
+            try:
+                self._run_job(decode_job(self._jobs.read(size)))
+            except BrokenPipeError:
+                raise
+            except Exception:  # noqa: BLE001 - the status says so; there may be no memory for more
+                with suppress(Exception):
+                    traceback.print_exc()
+                raise SystemExit(CHECK_FAILED) from None
 
     def _run_job(self, job: CheckJob) -> None:
         left_ms = job.cpu_ms

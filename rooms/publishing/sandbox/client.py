@@ -17,6 +17,7 @@ from rooms.errors import TransientError
 from rooms.fair_slots import FairSlots
 from rooms.metrics import Metrics
 from rooms.publishing.sandbox.frames import (
+    CHECK_FAILED,
     HEADER,
     Check,
     CheckJob,
@@ -213,6 +214,9 @@ class _CheckProcess:
         """
         try:
             async with asyncio.timeout(_START_TIMEOUT_S + backstop_s):
+                # It may have died since it was started: a write would raise on uvloop.
+                if self._jobs.is_closing():
+                    raise ConnectionResetError("its pipe is closed")
                 self._jobs.write(encode_frame(job))
                 await self._jobs.drain()
                 while len(found) < len(job.tasks) or not found[-1].final:
@@ -225,7 +229,7 @@ class _CheckProcess:
         except (asyncio.IncompleteReadError, ConnectionError) as exc:
             code = await self._process.wait()
             raise _ProcessDiedError(
-                _exit_text(code), caused_by_check=code > 0 or -code in _CHECK_SIGNALS
+                _exit_text(code), caused_by_check=code == CHECK_FAILED or -code in _CHECK_SIGNALS
             ) from exc
         except TimeoutError as exc:
             raise _ProcessDiedError("its deadline", caused_by_check=True) from exc

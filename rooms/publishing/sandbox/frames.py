@@ -15,6 +15,10 @@ HEADER: Final = struct.Struct("!I")
 MAX_JOB_CHECKS: Final = 1_000
 MAX_JOB_BYTES: Final = 2 * 1024 * 1024
 """Most bytes of a job beyond its first check."""
+CHECK_FAILED: Final = 70
+"""The exit status of a process that a check ended, as EX_SOFTWARE of sysexits.h. A process that
+cannot start has another one.
+"""
 
 
 class FilterMessage(msgspec.Struct, gc=False):

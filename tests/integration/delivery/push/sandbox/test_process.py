@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from ipaddress import ip_network
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -16,12 +17,18 @@ from rooms.domain.attempt import ErrorClass
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl
 from tests.support.scripted_endpoints import deaf_port
-from tests.support.service import descendants
+from tests.support.service import ROOT, descendants
 from tests.support.webhook_sink import HANG, Reply, Sink, sinking
 
 ORGANISATION = OrganisationId("01900000-0000-7000-8000-000000000001")
 HEADERS = b"webhook-id: 1\r\nRooms-Delivery-Attempt: 0\r\nRooms-Delivery-Delay: 0\r\n"
 BODY = bytes(range(256)) * 400
+FAILING_SENDER = """
+from delivery.push.http.client import HttpSender
+async def fail(*args, **kwargs):
+    1 / 0
+HttpSender.send = fail
+"""
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +188,23 @@ async def test_signals_to_the_worker_do_not_end_a_sandbox(
         await sandbox.send(at(sink, "/fine"), HEADERS, b"", organisation=ORGANISATION, timeout_s=20)
     ).status == 204
     assert process(sandbox) == before
+
+
+async def test_an_error_of_the_sender_is_a_failed_attempt_and_no_crash(
+    sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a result it would seem to hang, and all attempts beside it would end with it."""
+    (tmp_path / "sitecustomize.py").write_text(FAILING_SENDER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    sandbox = SandboxProcess(TargetPolicy(allow=(ip_network("127.0.0.0/8"),)))
+    try:
+        answer = await sandbox.send(
+            at(sink, "/fine"), HEADERS, b"", organisation=ORGANISATION, timeout_s=20
+        )
+    finally:
+        await sandbox.close()
+    assert (answer.status, answer.error) == (None, ErrorClass.PROTOCOL)
+    assert answer.detail == "the sender failed: ZeroDivisionError"
 
 
 async def test_without_a_ready_process_nothing_is_attempted(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from rooms.errors import TransientError
 from rooms.metrics import Metrics
 from rooms.publishing.sandbox import frames
 from rooms.publishing.sandbox.client import CheckSandbox
@@ -170,6 +171,15 @@ def test_a_process_that_no_longer_reads_is_replaced(
 
     with asyncio.Runner(loop_factory=create_loop) as runner:
         runner.run(run_twice())
+
+
+async def test_a_process_that_cannot_start_refuses_no_message(
+    sandbox: CheckSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as during an upgrade: the publisher can try again."""
+    monkeypatch.setattr("rooms.publishing.sandbox.client.sys.executable", "/bin/false")
+    with pytest.raises(TransientError, match="exit status 1"):
+        await sandbox.run("a", [schema_check(UNIQUE, [1])])
 
 
 async def test_one_organisation_cannot_take_all_processes(sandbox: CheckSandbox) -> None:

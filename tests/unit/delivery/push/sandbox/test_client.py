@@ -60,6 +60,29 @@ class FakeSandbox:
 
 
 @dataclass
+class HangingSandbox:
+    """Attempt for ever."""
+
+    organisations: list[OrganisationId] = field(default_factory=list)
+
+    async def send(
+        self,
+        _target: PushUrl,
+        _headers: bytes,
+        _body: bytes,
+        *,
+        organisation: OrganisationId,
+        timeout_s: float,
+    ) -> AttemptResult:
+        self.organisations.append(organisation)
+        await asyncio.sleep(3_600 + timeout_s)
+        return OK
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass
 class Place:
     """Create a client with fake sandboxes, the first of which is the shared one."""
 
@@ -112,6 +135,29 @@ async def test_tasks_beside_a_crashing_one_get_their_results() -> None:
     assert place.sandboxes[0].most > 1
     assert {sandbox.most for sandbox in place.sandboxes[1:] if sandbox.sent} == {1}
     assert place.sent_singly.count(POISON) == MAX_CRASHES
+
+
+async def test_one_organisation_takes_at_most_half_of_the_places() -> None:
+    """Its endpoints may all hang, and those of others need an attempt before their claims end."""
+    place, other = Place(), OrganisationId("01900000-0000-7000-8000-000000000002")
+    shared, target = HangingSandbox(), PushUrl.parse("http://h.test/")
+    place.sender._shared_sandbox = shared
+
+    def send(organisation: OrganisationId) -> asyncio.Task[AttemptResult]:
+        return asyncio.create_task(
+            place.sender.send(
+                target, b"", b"", organisation=organisation, timeout_s=5, start_before=LATER
+            )
+        )
+
+    sending = [send(ORGANISATION) for _ in range(100)]
+    await asyncio.sleep(0)
+    sending.append(send(other))
+    await asyncio.sleep(0)
+    assert shared.organisations == [ORGANISATION] * 16 + [other]
+    for one in sending:
+        one.cancel()
+    await asyncio.gather(*sending, return_exceptions=True)
 
 
 @pytest.mark.parametrize("late", [lambda: LATER, lambda: LATER + 1])
