@@ -244,12 +244,20 @@ async def _refuse_left(connection: Connection, cipher: Cipher) -> None:
 
 
 def _left_problem(left: int, progress: RotationProgress) -> str:
+    problems = []
     if progress.unreadable_count:
-        return (
-            f"{left} values are left; no key opens those of {progress.unreadable_count} "
-            f"subscriptions: {', '.join(progress.unreadable)}. Put their key back, or rotate their "
-            "secrets and set their headers"
+        problems.append(
+            f"no key opens those of {progress.unreadable_count} subscriptions: "
+            f"{', '.join(progress.unreadable)}. Put their key back, or rotate their secrets and "
+            "set their headers"
         )
+    if progress.has_unreadable_receipt_key:
+        problems.append(
+            "no key opens the key of receipts. Put its key back, or run "
+            "`rooms receipt-key rotate --replace-lost`"
+        )
+    if problems:
+        return f"{left} values are left; {'; '.join(problems)}"
     return (
         f"{left} values were sealed with another key meanwhile: processes still seal with it. "
         "Restart those, and run this again"
@@ -334,7 +342,8 @@ async def _reseal(connection: Connection, cipher: Cipher, output: "Output") -> R
     total = RotationProgress()
     since = await current_transaction(connection)
     for number in range(_MAX_PASSES):
-        found = RotationProgress(receipt_keys=await reencrypt_receipt_keys(connection, cipher))
+        found = RotationProgress()
+        await reencrypt_receipt_keys(connection, cipher, found)
         batches = 0
         while await reencrypt_batch(connection, cipher, found):
             batches += 1
@@ -343,6 +352,7 @@ async def _reseal(connection: Connection, cipher: Cipher, output: "Output") -> R
         total.subscriptions += found.subscriptions
         total.receipt_keys += found.receipt_keys
         total.unreadable, total.unreadable_count = found.unreadable, found.unreadable_count
+        total.has_unreadable_receipt_key = found.has_unreadable_receipt_key
         if number == 0:
             # One that began before may write what it sealed with the former key.
             await _wait_for_writers(connection, since)

@@ -163,7 +163,10 @@ class ApiKeyAuthenticator:
     async def _record_use_forever(self) -> None:
         while True:
             await asyncio.sleep(self._record_use_s)
-            await self.record_use()
+            try:
+                await self.record_use()
+            except Exception:  # noqa: BLE001 - the next one writes it
+                _log.exception("the last use of API keys could not be written")
 
     async def authenticate(
         self, header: bytes | None, client: ClientAddress | None = None

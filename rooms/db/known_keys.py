@@ -7,9 +7,9 @@ up by the next request.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from sqlalchemy import ARRAY, LargeBinary, and_, any_, literal, or_
@@ -22,6 +22,8 @@ from rooms.db.principals import KnownKey, all_keys, known_key
 from rooms.db.tables.organisations import api_keys
 from rooms.domain.ids import KeyId, OrganisationId
 from rooms.errors import RoomsError
+
+_log = logging.getLogger(__name__)
 
 CACHE_S: Final = 1.0
 """The longest time for which a revoked key may go on working in a process that knew it."""
@@ -97,8 +99,12 @@ class KnownKeys:
         while True:
             await asyncio.sleep(RENEW_S)
             # Requests look up what this could not, and answer with the error.
-            with suppress(RoomsError):
+            try:
                 await self.renew()
+            except RoomsError:
+                pass
+            except Exception:  # noqa: BLE001 - the next renewal may succeed
+                _log.exception("keys in use could not be renewed")
 
     async def renew(self) -> None:
         """Look up the keys in use. One that is not valid any more is forgotten.

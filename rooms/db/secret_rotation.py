@@ -187,6 +187,7 @@ class RotationProgress:
     unreadable: list[SubscriptionId] = field(default_factory=list)
     """Those with a value that no key opens; the first of them."""
     unreadable_count: int = 0
+    has_unreadable_receipt_key: bool = False
     after: tuple[int, str] = (_FIRST_ROOM, _FIRST_ID)
     """Where the next batch begins."""
 
@@ -224,21 +225,22 @@ async def reencrypt_batch(
     return True
 
 
-async def reencrypt_receipt_keys(connection: Connection, cipher: Cipher) -> int:
-    """Seal the key of receipts with the present secret key; return how many keys that were.
-
-    ValueError: no secret key opens it.
-    """
-    done = 0
+async def reencrypt_receipt_keys(
+    connection: Connection, cipher: Cipher, progress: RotationProgress
+) -> None:
+    """Seal the key of receipts with the present secret key, and record whether it opened."""
     cursor = await connection.execute(_RECEIPT_KEYS, {"prefix": cipher.prefix})
     for kid, sealed in await cursor.fetchall():
         purpose = receipt_key_purpose(kid)
-        again = cipher.encrypt(cipher.decrypt(sealed, purpose), purpose)
+        try:
+            again = cipher.encrypt(cipher.decrypt(sealed, purpose), purpose)
+        except ValueError:
+            progress.has_unreadable_receipt_key = True
+            continue
         updated = await connection.execute(
             _RESEAL_RECEIPT_KEY, {"kid": kid, "old": sealed, "new": again}
         )
-        done += updated.rowcount
-    return done
+        progress.receipt_keys += updated.rowcount
 
 
 def _reencrypted_columns(

@@ -102,6 +102,26 @@ async def test_the_key_of_receipts_is_sealed_again(
     assert (again["sealed_again"], again["receipt_keys_sealed_again"], again["left"]) == (0, 1, 0)
 
 
+async def test_a_key_of_receipts_that_does_not_open_is_named(
+    installation: Installation, terminal: Terminal
+) -> None:
+    """All else is sealed again, and the remedy lets the next rotation end."""
+    await create_receipt_key(installation, Cipher(OLD))
+    await installation.subscribe()
+    with psycopg.connect(installation.url) as connection:
+        connection.execute(
+            "UPDATE receipt_keys SET encrypted_key = overlay(encrypted_key PLACING '\\x00' FROM length(encrypted_key))"
+        )
+    result = await run(terminal, "rotate")
+    assert result.exit_code == 1
+    assert "1 values are left; no key opens the key of receipts" in result.stderr
+    assert "rooms receipt-key rotate --replace-lost" in result.stderr
+    replaced = await asyncio.to_thread(terminal.run, "receipt-key", "rotate", "--replace-lost")
+    assert replaced.exit_code == 0
+    again = await run(terminal, "rotate")
+    assert again.exit_code == 0, again.stderr
+
+
 async def test_a_file_is_rotated_and_pruned(installation: Installation, terminal: Terminal) -> None:
     await installation.subscribe()
     assert (await run(terminal, "rotate")).exit_code == 0

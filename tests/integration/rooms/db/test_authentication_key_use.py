@@ -1,11 +1,12 @@
 """Test that the hours in which keys were used are written, in few statements."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rooms.db import authentication
 from rooms.db.connection import transaction
@@ -30,6 +31,26 @@ async def test_the_use_of_a_key_is_written_to_the_hour(keys: Keys) -> None:
         written = await until(look, "the use to be written")
         assert written is not None
         assert before <= written <= this_hour()
+
+
+async def test_no_error_ends_the_writing(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity, header = await keys.make()
+    failing = [ValueError("a column of a later version")]
+
+    def fails_at_first(engine: AsyncEngine) -> AbstractAsyncContextManager[AsyncConnection]:
+        if failing:
+            raise failing.pop()
+        return transaction(engine)
+
+    async with keys.authenticator(record_use_s=0.01) as authenticator:
+        monkeypatch.setattr(authentication, "transaction", fails_at_first)
+        await authenticator.authenticate(header)
+
+        async def look() -> datetime | None:
+            return await keys.used_at(identity)
+
+        await until(look, "the use to be written")
+    assert not failing
 
 
 async def test_what_is_not_written_yet_is_written_at_the_end(keys: Keys) -> None:

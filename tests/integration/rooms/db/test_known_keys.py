@@ -221,8 +221,11 @@ async def test_the_hour_of_a_key_that_no_request_looks_up_is_noted(
     assert await is_noted_by_a_renewal()
 
 
-async def test_an_outage_ends_no_renewal(
-    keys: Keys, monkeypatch: pytest.MonkeyPatch, statements: Statements
+@pytest.mark.parametrize(
+    "error", [StorageUnavailableError("away"), ValueError("a scope of a later version")]
+)
+async def test_no_error_ends_the_renewals(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, statements: Statements, error: Exception
 ) -> None:
     _, header = await keys.make()
     counted, failures = vars(known_keys)["autocommit"], 3
@@ -231,7 +234,7 @@ async def test_an_outage_ends_no_renewal(
         nonlocal failures
         if failures:
             failures -= 1
-            raise StorageUnavailableError("away")
+            raise error
         return counted(engine)
 
     monkeypatch.setattr(known_keys, "autocommit", away_at_first)
