@@ -396,7 +396,7 @@ async def test_what_no_consumer_can_take_is_given_back_and_looked_for_again(
     await asyncio.sleep(0.1)
     assert source.emptied == [], "it waits for a message"
     waiters.set_interest("a", reader, interested=False)
-    await until(lambda: source.emptied)
+    await until(lambda: bool(source.emptied))
     await asyncio.sleep(0.1)
     assert source.emptied == ["a"], "once"
     woken.clear()
