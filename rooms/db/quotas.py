@@ -134,6 +134,11 @@ _RECORD_STORED: Final = text("""
 INSERT INTO quota_stored (subject, messages, is_full, at) VALUES (:subject, :messages, :is_full, now())
 ON CONFLICT (subject) DO UPDATE SET messages = excluded.messages, is_full = excluded.is_full, at = excluded.at
 """)
+# No more than the former limit was counted, so a higher one has room until the next count.
+_RAISE_STORED: Final = text("""
+UPDATE quota_stored SET is_full = false, at = now()
+WHERE subject = :subject AND is_full AND (CAST(:most AS int8) IS NULL OR messages < :most)
+""")
 _CLEAN: Final = text(f"""
 WITH days AS (DELETE FROM quota_days WHERE day < {_DAY} - {_DAYS_KEPT}), stored AS (
     DELETE FROM quota_stored WHERE subject <> ALL (:kept)
@@ -228,8 +233,10 @@ async def set_quotas(
 ) -> None:
     """Store the limits of one of the two; the caller has locked its row.
 
-    A room's plan version must be counted up in the same transaction. Where days were not counted,
-    the day so far is their first count. Where that takes too long, it lacks the latest messages.
+    A room's plan version must be counted up in the same transaction. A higher limit of stored
+    messages, or none, counts at once; a lower one from the next count on. Where days were not
+    counted, the day so far is their first count. Where that takes too long, it lacks the latest
+    messages.
     """
     before = await find_quotas(connection, organisation=organisation, room=room)
     values = {"quotas": quotas.to_document()}
@@ -239,8 +246,12 @@ async def set_quotas(
         await connection.execute(
             update(organisations).where(organisations.c.id == organisation).values(**values)
         )
+    identities = _identities(organisation, room)
+    if quotas.stored_messages != before.stored_messages:
+        raised = {"subject": identities["subject"], "most": quotas.stored_messages}
+        await connection.execute(_RAISE_STORED, raised)
     if quotas.counts_days and not before.counts_days:
-        await _count_day_so_far(connection, _identities(organisation, room))
+        await _count_day_so_far(connection, identities)
 
 
 async def _count_day_so_far(

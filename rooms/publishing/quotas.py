@@ -57,7 +57,7 @@ class DebtBucket:
     """Give `per_s` tokens a second. A batch takes all of its tokens at once, if need be on credit.
 
     A batch that is larger than a second's tokens is taken when the bucket is full, and what it took
-    too much delays the next one. So no batch is refused for ever.
+    too much delays the next one. So no batch is refused for ever, unless others take all tokens.
     """
 
     __slots__ = ("_since", "_tokens")

@@ -210,6 +210,15 @@ async def test_stored_messages_are_estimated_by_maintenance(api: Api, owner: Mem
     check_refused(await publish(api, owner.key, room), 429, "stored_messages")
     used = (await api.call("GET", f"/rooms/{room}/quotas", owner.key)).json()["used"]
     assert used["stored_messages"] == 1
+    for most in (2, None):
+        # A higher limit, or none, counts before the next estimate.
+        await limit_room(api, owner, room, stored_messages=most)
+        await quotas.sync()
+        await accepted(api, owner.key, room)
+        await limit_room(api, owner, room, stored_messages=1)
+        await update_quotas(api.services.engine, lambda: True)
+        await quotas.sync()
+        check_refused(await publish(api, owner.key, room), 429, "stored_messages")
 
 
 async def test_the_lifetime_of_messages_is_limited(api: Api, owner: Member) -> None:

@@ -143,6 +143,16 @@ def test_every_changed_character_is_refused(key: SigningKey, data: st.DataObject
             check(changed, key, IDENTITY, PAYLOAD)
 
 
+@pytest.mark.parametrize("key", PUBLISHERS, ids=ALGORITHMS)
+@pytest.mark.parametrize("added", ["=", "==", "===", "A", "."])
+def test_what_has_more_characters_is_refused(key: SigningKey, added: str) -> None:
+    """Padding, too: a strict reader would refuse what is delivered."""
+    text = sign_message(key, IDENTITY, PAYLOAD)
+    for changed in (text + added, text.replace(".", f"{added}.", 1)):
+        with pytest.raises(EvidenceError):
+            check(changed, key, IDENTITY, PAYLOAD)
+
+
 @given(st.text(max_size=200))
 def test_text_that_is_no_signature_is_refused(text: str) -> None:
     with pytest.raises(EvidenceError):
