@@ -44,7 +44,11 @@ from rooms.ports import Broker, Clock
 _log = logging.getLogger(__name__)
 
 SHORT_QUEUE_S: Final = 120.0
-"""Time for which a queue may hold too little: its rows and its depth are read a moment apart."""
+"""Time for which a queue may hold too little: its rows and its depth are read a moment apart.
+
+It must hold too little at as many comparisons as there are in this time at most: a busy queue does
+so now and then, and where a comparison takes long, two of them would be two minutes apart.
+"""
 COMPARE_S: Final = 10.0
 _COMPARE_SHARE: Final = 100
 _RETRY_SKIPPED_S: Final = 0.5
@@ -246,7 +250,8 @@ class BrokerRecovery:
         self._broker = broker
         self._clock = clock
         self._short_queue_s = short_queue_s
-        self._short_queues: dict[SubscriptionId | None, float] = {}
+        self._short_queues: dict[SubscriptionId | None, tuple[float, int]] = {}
+        """Since when a queue holds too little, and how many comparisons found that."""
         self._next_compare_s = 0.0
 
     async def run(self, should_continue: ShouldContinue) -> None:
@@ -285,9 +290,15 @@ class BrokerRecovery:
             for queue, depth in depths.items()
             if depth < min(before[queue], after.get(queue, 0))
         }
-        self._short_queues = {queue: self._short_queues.get(queue, now_s) for queue in short}
-        for queue, since_s in list(self._short_queues.items()):
-            if now_s - since_s < self._short_queue_s or not should_continue():
+        known = self._short_queues
+        self._short_queues = {
+            queue: (since_s, count + 1)
+            for queue in short
+            for since_s, count in (known.get(queue, (now_s, 0)),)
+        }
+        for queue, (since_s, count) in list(self._short_queues.items()):
+            is_short = min(now_s - since_s, count * COMPARE_S) >= self._short_queue_s
+            if not is_short or not should_continue():
                 continue
             label = "the PUSH queue" if queue is None else f"the queue of subscription {queue}"
             _log.warning(

@@ -102,9 +102,10 @@ def _resend_statement(rows: str) -> str:
 _RESEND_PAGE: Final = _resend_statement(_PAGE)
 _RESEND_BY_VERSION: Final = _resend_statement(_BY_VERSION)
 
+# The broker drops what has expired, maybe before its row is gone.
 _SENT_COUNTS: Final = f"""
 SELECT 0, CASE WHEN kind = {WorkLocation.PULL_AT_BROKER:d} THEN subscription_id END::text, count(*) FROM outbox
-WHERE kind IN ({AT_BROKER[0]:d}, {AT_BROKER[1]:d}) GROUP BY 2 UNION ALL SELECT 0, NULL, NULL
+WHERE kind IN ({AT_BROKER[0]:d}, {AT_BROKER[1]:d}) AND (expires_at IS NULL OR expires_at > now()) GROUP BY 2 UNION ALL SELECT 0, NULL, NULL
 """  # noqa: S608 - constants of this package
 
 # The bound is of the rows that are read: no index finds those in the broker.

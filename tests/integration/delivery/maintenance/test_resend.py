@@ -594,6 +594,38 @@ async def test_a_queue_that_is_short_now_and_then_is_left(
     assert (await installation.delivery(copy))["generation"] == 0
 
 
+async def test_few_comparisons_show_no_loss_however_far_apart(
+    installation: Installation, writer: LogWriter, broker: Counting
+) -> None:
+    """Where counting takes long, two of them may both meet a busy queue between two messages."""
+    (copy,) = await sent(installation, await installation.subscribe())
+    broker.wipe()
+    await put_sentinel(broker)
+    clock = ManualClock()
+    duty = recovering(writer, broker, clock)
+    for _ in range(11):
+        await duty.run(always)
+        clock.now_s += 120.0
+    assert (await installation.delivery(copy))["generation"] == 0
+    await duty.run(always)
+    assert (await installation.delivery(copy))["generation"] == 1
+
+
+async def test_expired_rows_are_not_missing_at_the_broker(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """It drops what has expired, while its row may wait for its end."""
+    subscription = await installation.subscribe()
+    await sent(installation, subscription)
+    await sent(installation, subscription)
+    queries = ResendQueries(writer)
+    assert await queries.count_sent() == {None: 2}
+    await installation.rows(
+        "UPDATE outbox SET expires_at = now() - interval '1 s' WHERE id = (SELECT min(id::text)::uuid FROM outbox)"
+    )
+    assert await queries.count_sent() == {None: 1}
+
+
 def deleting(writer: LogWriter, broker: MemoryBroker) -> JobRunner:
     worklist = JobQueue(writer)
     return JobRunner(
