@@ -19,7 +19,7 @@ MAX_CRASHES: Final = 3
 _MAX_SHARED_ATTEMPTS: Final = 32
 _SINGLE_SANDBOXES: Final = 4
 _SHARE: Final = 2
-"""An organisation has at most one of so many places: its endpoints may all hang."""
+"""An organisation has at most this part of the places, a half: its endpoints may all hang."""
 
 
 class DeliverySandbox(Protocol):
