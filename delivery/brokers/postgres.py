@@ -3,7 +3,8 @@
 A task that is handed out is already claimed. It counts as settled when its outcome is committed:
 the outcome itself removes or moves the outbox row. While there is a backlog, organisations take
 turns (`delivery.brokers.claim_order`). Low-water marks keep a claim short. They are hints, so the
-whole queue is scanned once a second, or for at most a twentieth of the time if a scan takes long.
+whole queue is scanned once a second. If that takes long, it is done for a two-hundredth of the
+time, but every ten seconds at least.
 """
 
 import asyncio
@@ -35,11 +36,18 @@ _BATCH: Final = 500
 _MIN_BATCH: Final = 20
 _BACKLOG_REST: Final = 3.0
 """A backlog's claims rest so many times as long as they took, as those of others do not rest."""
+_PACED_BATCH: Final = 40
+"""The rows of a claim in turn while bulk work rests: the loop has an attempt for each of them."""
 _TURN_S: Final = 0.002
 """The time that a claim may take while organisations take turns: the next one waits for it."""
 _MAX_UNSETTLED_BYTES: Final = 256 * 1024 * 1024
 """Payloads in memory: with large ones, fewer tasks than the credit allows."""
-_FULL_SCAN_SHARE: Final = 20
+_FULL_SCAN_SHARE: Final = 200
+"""The least time between full scans, as a multiple of how long the last one took.
+
+One passes over the whole backlog, and so does the next turn of each party of it. What comes
+meanwhile waits for both.
+"""
 _MAX_FULL_SCAN_INTERVAL_S: Final = 10.0
 _MAX_LINGER_S: Final = 0.03
 _FULL_LINGER_RATE_PER_S: Final = 2_000.0
@@ -211,6 +219,8 @@ class PostgresConsumer:
             turn = self._turns.next()
         if self._pacer.has_several_organisations:
             limit = min(limit, max(_MIN_BATCH, self._rows_of_a_turn))
+            if turn.organisation is not None and self._pacer.is_pacing:
+                limit = min(limit, _PACED_BATCH)
         excluded = self._excluded
         claim = await self._outbox.claim(
             limit=limit,

@@ -41,11 +41,10 @@ from rooms.publishing.sandbox.client import CheckSandbox
 from rooms.publishing.signatures import SignatureChecker
 from rooms.settings import Settings
 
+PUBLISH_REST: Final = 2.0
+"""The rest of large publishes, as a multiple of how long a commit took."""
 RELAYED_REST: Final = 6.0
-"""The rest of large publishes with an external broker, as a multiple of how long a commit took.
-
-The relay and the broker have work with them on the same processors. Without a relay it is 1.
-"""
+"""The same with an external broker: the relay and that have work with them, too."""
 LOCK_TIMEOUT_MS: Final = 5_000
 """Longest wait for a lock, such as that of a hanging process on an idempotency key."""
 
@@ -72,7 +71,7 @@ async def open_publisher(
     writes = writes or WriteCheck(engine, clock.monotonic)
     saturated = saturated or SaturatedEndpoints(clock.monotonic)
     meter = PublishMetrics(metrics)
-    factor = RELAYED_REST if settings.uses_relay else 1.0
+    factor = RELAYED_REST if settings.uses_relay else PUBLISH_REST
     pacer = BurstPacer(clock.monotonic, factor=factor)
     after_commit = _AfterCommit(signals, meter, writes, clock=clock, uses_relay=settings.uses_relay)
 

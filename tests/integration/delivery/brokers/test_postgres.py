@@ -613,10 +613,12 @@ class OfSeveral(BurstPacer):
     """Pace the work of several organisations with rests of this length."""
 
     has_several_organisations = True
+    is_pacing = False
 
-    def __init__(self, rest_s: float = 0.0) -> None:
+    def __init__(self, rest_s: float = 0.0, *, is_pacing: bool = False) -> None:
         super().__init__(schedule_s=lambda: (0.0, 0.0))
         self.limit_s = rest_s
+        self.is_pacing = is_pacing
 
     def rest_s(self, took_s: float) -> float:
         assert took_s > 0
@@ -669,6 +671,36 @@ async def test_only_the_claims_of_a_backlog_rest(
         while len(left) < 70:
             left += await asyncio.wait_for(anext(found), PATIENCE_S)
         assert {task.subscription_id for task in left} == {bulk}
+
+
+@pytest.mark.parametrize(("is_pacing", "rows"), [(True, 10), (False, 30)])
+async def test_a_backlog_takes_fewer_rows_a_turn_while_processors_are_short(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch, *, is_pacing: bool, rows: int
+) -> None:
+    """Those of others are claimed together, however many they are."""
+    monkeypatch.setattr(postgres, "_BATCH", 30)
+    monkeypatch.setattr(postgres, "_TURN_S", 60.0)
+    monkeypatch.setattr(postgres, "_PACED_BATCH", 10)
+    bulk, other = await installation.subscribe(), await installation.subscribe()
+    await other_organisation(installation, other)
+    await installation.publish_many(bulk, 200, due=ago(1))
+    consumer = PostgresConsumer(
+        installation.url,
+        credit=1_000,
+        claim_s=60,
+        poll_s=600,
+        pacer=OfSeveral(is_pacing=is_pacing),
+    )
+    async with batches(consumer) as found:
+        assert len(await asyncio.wait_for(anext(found), PATIENCE_S)) == 30, "none is backlogged yet"
+        await installation.publish_many(other, 15, due=ago(0))
+        sizes: dict[SubscriptionId, list[int]] = {bulk: [], other: []}
+        while not all(sizes.values()):
+            tasks = await asyncio.wait_for(anext(found), PATIENCE_S)
+            assert len({task.subscription_id for task in tasks}) == 1
+            sizes[tasks[0].subscription_id].append(len(tasks))
+    assert sizes[other] == [15]
+    assert set(sizes[bulk]) == {rows}
 
 
 async def test_claims_of_others_do_not_extend_the_rest_of_a_backlog(
