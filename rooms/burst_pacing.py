@@ -3,8 +3,8 @@
 On a machine that is busy with the burst of one organisation, a message of another one waits for a
 processor at each of its steps. So units of bulk work rest as long as they took: groups of large
 requests to publish, and claims of tasks to deliver; or several times as long, where other processes
-do more with them. They do so only while several organisations have work, and while this process
-waits for processors.
+do more with them. They do so only while several organisations have work, at least one of them no
+backlog, and while this process waits for processors.
 """
 
 import time
@@ -16,7 +16,10 @@ from rooms.thread_schedule import ThreadSchedule
 MAX_REST_S: Final = 0.1
 """A unit that took longer waited for PostgreSQL, such as for its restart, not for a processor."""
 _SEVERAL_S: Final = 5.0
-"""So long after work of another organisation than before, several have work."""
+"""So long after work of another organisation than before, several have work.
+
+So long after work of one without a backlog, there is such a one.
+"""
 _WINDOW_S: Final = 0.05
 """Time over which waiting is measured."""
 _SHORT_SHARE: Final = 0.3
@@ -44,12 +47,18 @@ class BurstPacer:
         self._monotonic = monotonic
         self._last_organisation: Hashable = None
         self._several_until = 0.0
+        self._without_backlog_until = 0.0
         self._short_until = 0.0
         self._measured_at = monotonic()
         self._ran_s, self._waited_s = schedule_s()
 
-    def note(self, organisation: Hashable) -> None:
-        """Record an organisation for which work was done, or what stands for it."""
+    def note(self, organisation: Hashable, *, has_backlog: bool = False) -> None:
+        """Record an organisation for which work was done, or what stands for it.
+
+        Where each one `has_backlog`, rests would only delay all of them.
+        """
+        if not has_backlog:
+            self._without_backlog_until = self._monotonic() + _SEVERAL_S
         if organisation != self._last_organisation:
             if self._last_organisation is not None:
                 self._several_until = self._monotonic() + _SEVERAL_S
@@ -57,8 +66,8 @@ class BurstPacer:
 
     @property
     def has_several_organisations(self) -> bool:
-        """Return whether work was done for two organisations lately."""
-        return self._monotonic() < self._several_until
+        """Return whether work was done for two organisations lately, one of them without a backlog."""
+        return self._monotonic() < min(self._several_until, self._without_backlog_until)
 
     @property
     def is_pacing(self) -> bool:

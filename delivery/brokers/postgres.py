@@ -235,10 +235,11 @@ class PostgresConsumer:
         if claim.row_count >= _MIN_BATCH:
             took_s = max(0.001, time.monotonic() - now)
             self._rows_of_a_turn = int(claim.row_count * _TURN_S / took_s)
-        for organisation in claim.organisations.values():
-            self._pacer.note(organisation)
         self._is_last_full = claim.row_count >= limit
         added = self._turns.record(turn, claim, exhausted=not self._is_last_full)
+        for organisation in claim.organisations.values():
+            backlogged = self._turns.is_backlogged(organisation)
+            self._pacer.note(organisation, has_backlog=backlogged)
         self._is_of_backlog = turn.organisation is not None or added is not None
         if full_scan:
             done = time.monotonic()

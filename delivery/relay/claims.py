@@ -170,7 +170,7 @@ class RelayClaims:
         if organisation is not None and rooms:
             rooms = {self._backlog_rooms.setdefault(organisation, min(rooms))}
         for room in rooms:
-            self._pacer.note(room)
+            self._pacer.note(room, has_backlog=organisation is not None)
 
 
 def _put_behind(batch: RelayBatch, organisation: OrganisationId, *, share: int) -> None:

@@ -76,6 +76,23 @@ def test_a_unit_with_more_work_elsewhere_rests_longer(machine: Machine) -> None:
     assert pacer.rest_s(TOOK_S) == MAX_REST_S
 
 
+def test_it_does_not_rest_where_every_organisation_has_a_backlog(
+    machine: Machine, pacer: BurstPacer
+) -> None:
+    found = []
+    for organisation, has_backlog, slept_s in (
+        (OURS, True, 0.0),
+        (THEIRS, True, 0.0),
+        (OURS, False, 0.0),
+        (THEIRS, True, 4.7),
+        (OURS, True, 0.4),
+    ):
+        pacer.note(organisation, has_backlog=has_backlog)
+        machine.pass_time(waited=0.1, slept=slept_s)
+        found.append((pacer.has_several_organisations, pacer.rest_s(TOOK_S)))
+    assert found == [(False, 0), (False, 0), (True, TOOK_S), (True, TOOK_S), (False, 0)]
+
+
 def test_a_rest_after_an_outage_is_short(machine: Machine, pacer: BurstPacer) -> None:
     work_of_two(pacer)
     machine.pass_time(waited=0.1)
