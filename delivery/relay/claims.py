@@ -164,13 +164,19 @@ class RelayClaims:
     def _note_work(self, organisation: OrganisationId | None, batch: RelayBatch) -> None:
         """Record whose work a claim took: rooms stand for organisations, which most claims omit.
 
-        One room stands for all of a backlogged organisation.
+        One room stands for all of a backlogged organisation. A turn may also take what others have.
         """
-        rooms = {task.room_id for task in batch.tasks}
-        if organisation is not None and rooms:
-            rooms = {self._backlog_rooms.setdefault(organisation, min(rooms))}
-        for room in rooms:
-            self._pacer.note(room, has_backlog=organisation is not None)
+        own = {
+            task.room_id
+            for task in batch.tasks
+            if organisation is not None
+            and batch.organisations.get(task.subscription_id) == organisation
+        }
+        for room in {task.room_id for task in batch.tasks} - own:
+            self._pacer.note(room)
+        if organisation is not None and own:
+            room = self._backlog_rooms.setdefault(organisation, min(own))
+            self._pacer.note(room, has_backlog=True)
 
 
 def _put_behind(batch: RelayBatch, organisation: OrganisationId, *, share: int) -> None:

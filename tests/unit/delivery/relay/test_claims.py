@@ -261,3 +261,22 @@ async def test_a_backlog_rests_beside_others_while_processors_are_short(
         outbox.clock.now_s += 0.1
     assert claims.backlog_batch == (PACED_BACKLOG_BATCH if paced else BACKLOG_BATCH)
     assert claims.rest_s(0.01) == (pytest.approx(BACKLOG_REST * 0.01) if paced else 0)
+
+
+async def test_a_backlog_rests_also_if_one_of_its_turns_took_what_others_have() -> None:
+    """A turn skips only other backlogs, and the claims for others come at any time."""
+    outbox = Outbox(ManualClock())
+    claims = make_claims(outbox, waits=True)
+    outbox.add("large", LIMIT)
+    await claim(claims)
+    outbox.add("small", 1)
+    while (taken := await claim_in_turn(claims)) != ["small"]:
+        assert not taken
+    for _ in range(5):
+        outbox.add("large", LIMIT)
+        while await claim_in_turn(claims) != ["large"] * LIMIT:
+            pass
+        outbox.add("small", 1)
+        await claims.claim(LIMIT)
+        outbox.clock.now_s += 2.0
+    assert claims.backlog_batch == PACED_BACKLOG_BATCH
