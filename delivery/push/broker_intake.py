@@ -44,6 +44,8 @@ _RETRY_S: Final = 0.5
 _LINGER_S_AT_1000: Final = 0.01
 """The linger at 1,000 tasks a second; shorter at lower rates, where delay shows."""
 _MAX_LINGER_S: Final = 0.03
+_TURN_LINGER_S: Final = 0.01
+"""The longest linger while several organisations have tasks, as in `delivery.brokers.postgres`."""
 _STOP_TIMEOUT_S: Final = 5.0
 
 
@@ -130,16 +132,23 @@ class BrokerIntakeConsumer:
             await self._stop_reading()
 
     async def _linger(self, claimed: Sequence[DeliveryTask], elapsed_s: float) -> None:
-        """Wait for more to claim; in a backlog only until something comes that is not behind it."""
+        """Wait for more to claim.
+
+        In a backlog, that is only until something comes that is not behind it. A task that is not,
+        and that was locked, is tried again in time.
+        """
         if not 1 < len(claimed) < _CLAIM_BATCH or self._in_flight.has_received:
             return
         rate_per_s = len(claimed) / elapsed_s
         linger_s = min(_MAX_LINGER_S, rate_per_s * _LINGER_S_AT_1000 / 1000)
+        now = time.monotonic()
         if not any(task.behind for task in claimed):
-            await asyncio.sleep(linger_s)
+            if self._pacer.has_several_organisations:
+                linger_s = min(linger_s, _TURN_LINGER_S)
+            await asyncio.sleep(self._in_flight.next_front_claim_in_s(now, linger_s))
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(linger_s):
+            async with asyncio.timeout(self._in_flight.next_front_claim_in_s(now, linger_s)):
                 await self._in_flight.arrived_in_front.wait()
 
     def take_malformed(self) -> Sequence[MalformedMessage]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -13,8 +14,12 @@ from rooms.domain.task_queue import TaskQueue
 
 FIRST_RETRY_S: Final = 1.0
 """A version claimed by another worker is tried after 1, 2, 4, … s, or when that claim ends."""
-LOCKED_RETRY_S: Final = 0.02
-"""The wait before a locked version is tried again."""
+LOCKED_RETRY_S: Final = 0.005
+"""The wait before a locked version is tried again; it doubles up to `MAX_LOCKED_RETRY_S`.
+
+A relay that marks it as sent commits within some milliseconds.
+"""
+MAX_LOCKED_RETRY_S: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -22,6 +27,8 @@ class _PendingTasks:
     tasks: list[DeliveryTask]
     worker: int | None
     pause_s: float
+    locked_pause_s: float = 0.0
+    retry_at: float = math.inf
 
 
 class InFlightTasks:
@@ -39,6 +46,8 @@ class InFlightTasks:
         self._claimed: dict[DeliveryVersion, tuple[float, list[DeliveryTask]]] = {}
         self._waiting: dict[DeliveryVersion, _PendingTasks] = {}
         self._retry_heap: list[tuple[float, int, DeliveryVersion]] = []
+        self._front_retries: list[tuple[float, DeliveryVersion]] = []
+        """The heap's times of versions with a task that is not behind others."""
         self._sequence = count()
 
     def add(self, tasks: Iterable[DeliveryTask]) -> None:
@@ -54,6 +63,7 @@ class InFlightTasks:
         self._claiming.clear()
         self._waiting.clear()
         self._retry_heap.clear()
+        self._front_retries.clear()
         for _, tasks in self._claimed.values():
             tasks.clear()
 
@@ -67,6 +77,8 @@ class InFlightTasks:
 
         `on_claimed`, `on_unavailable`, `remove` or `retry_claim` takes the result.
         """
+        while self._front_retries and self._front_retries[0][0] <= now:
+            heapq.heappop(self._front_retries)
         while self._retry_heap and self._retry_heap[0][0] <= now and len(self._claiming) < limit:
             version = heapq.heappop(self._retry_heap)[2]
             if (waiting := self._waiting.pop(version, None)) is not None:
@@ -104,9 +116,14 @@ class InFlightTasks:
         """
         if (pending := self._claiming.pop(version, None)) is not None:
             pending.worker = worker
-            pending.pause_s = min(pending.pause_s * 2, max(wait_s, LOCKED_RETRY_S))
+            if wait_s > LOCKED_RETRY_S:
+                pause_s = pending.pause_s = min(pending.pause_s * 2, wait_s)
+            else:
+                pause_s = pending.locked_pause_s = min(
+                    max(pending.locked_pause_s * 2, LOCKED_RETRY_S), MAX_LOCKED_RETRY_S
+                )
             self._waiting[version] = pending
-            self._schedule_claim(now + pending.pause_s, version)
+            self._schedule_claim(now + pause_s, version)
 
     def retry_claim(self) -> None:
         """Claim everything again whose claim failed."""
@@ -128,6 +145,10 @@ class InFlightTasks:
 
     def _schedule_claim(self, at: float, version: DeliveryVersion) -> None:
         heapq.heappush(self._retry_heap, (at, next(self._sequence), version))
+        waiting = self._waiting[version]
+        waiting.retry_at = at
+        if not all(task.behind for task in waiting.tasks):
+            heapq.heappush(self._front_retries, (at, version))
 
     def still_claimed(self, tasks: Iterable[DeliveryTask], now: float) -> list[DeliveryTask]:
         """Return those of the tasks whose claims have not ended."""
@@ -165,3 +186,13 @@ class InFlightTasks:
         if self._retry_heap:
             until = min(until, self._retry_heap[0][0])
         return max(0.0, until - now)
+
+    def next_front_claim_in_s(self, now: float, max_s: float) -> float:
+        """Return the same for tasks that wait for a retry, and are not behind others."""
+        retries = self._front_retries
+        while retries:
+            at, version = retries[0]
+            if (waiting := self._waiting.get(version)) is not None and waiting.retry_at == at:
+                return max(0.0, min(at - now, max_s))
+            heapq.heappop(retries)
+        return max_s

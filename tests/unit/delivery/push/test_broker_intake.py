@@ -1,6 +1,7 @@
 """Test how soon a task of others is claimed beside a backlog."""
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import cast
 
@@ -9,6 +10,7 @@ import pytest
 from delivery.push import broker_intake
 from delivery.push.broker_intake import BrokerIntakeConsumer
 from rooms.burst_pacing import BurstPacer
+from rooms.db.queue.broker_claims import version_of
 from rooms.domain.ids import RoomId
 from rooms.ports import Broker
 from tests.unit.delivery.push.test_in_flight_tasks import task_of
@@ -54,6 +56,29 @@ async def test_without_a_backlog_a_pause_collects_what_comes(
         await asyncio.sleep(0)
     assert not pausing.done()
     pausing.cancel()
+
+
+@pytest.mark.parametrize("behind", [True, False])
+async def test_a_pause_ends_when_a_locked_task_is_due(
+    monkeypatch: pytest.MonkeyPatch, *, behind: bool
+) -> None:
+    """A relay marks it as sent just as it is claimed; whether the last claim was of a backlog."""
+    monkeypatch.setattr(broker_intake, "_MAX_LINGER_S", 3600.0)
+    consumer = make_consumer()
+    locked = task_of(3)
+    consumer._in_flight.add([locked])
+    consumer._in_flight.next_to_claim(0.0, 10)
+    consumer._in_flight.on_unavailable(version_of(locked), time.monotonic(), 0.0, None)
+    claimed = [replace(task_of(number), behind=behind) for number in range(2)]
+    await asyncio.wait_for(consumer._linger(claimed, 1e-9), 60)
+
+
+async def test_beside_others_a_pause_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_intake, "_MAX_LINGER_S", 3600.0)
+    consumer = make_consumer()
+    tasks = [task_of(1), replace(task_of(2), room_id=RoomId(2))]
+    consumer._note_claim(tasks, took_s=0.001)
+    await asyncio.wait_for(consumer._linger(tasks, 1e-9), 60)
 
 
 async def test_no_pause_while_more_is_there_to_claim(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.push.in_flight_tasks import FIRST_RETRY_S, LOCKED_RETRY_S, InFlightTasks
+from delivery.push.in_flight_tasks import (
+    FIRST_RETRY_S,
+    LOCKED_RETRY_S,
+    MAX_LOCKED_RETRY_S,
+    InFlightTasks,
+)
 from rooms.db.queue.broker_claims import DeliveryVersion, version_of
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId
@@ -50,10 +56,37 @@ def test_a_version_of_another_worker_is_tried_at_growing_intervals() -> None:
 def test_a_locked_version_is_tried_again_in_a_moment() -> None:
     in_flight, task = InFlightTasks(), task_of(1)
     in_flight.add([task])
+    now, pauses = 0.0, []
+    for _ in range(4):
+        assert in_flight.next_to_claim(now, LIMIT) == [task]
+        in_flight.on_unavailable(version_of(task), now, -5.0, None)
+        pauses.append(in_flight.next_claim_in_s(now, 1.0))
+        now += pauses[-1]
+    assert pauses == pytest.approx([LOCKED_RETRY_S * factor for factor in (1, 2, 4, 4)])
+    assert pauses[-1] == pytest.approx(MAX_LOCKED_RETRY_S)
+
+
+def test_only_what_is_not_behind_others_has_a_retry_that_a_pause_must_not_pass() -> None:
+    in_flight = InFlightTasks()
+    behind, first, second = replace(task_of(1), behind=True), task_of(2), task_of(3)
+    in_flight.add([behind])
     in_flight.next_to_claim(0.0, LIMIT)
-    in_flight.on_unavailable(version_of(task), 0.0, -5.0, None)
-    assert in_flight.next_claim_in_s(0.0, 1.0) == LOCKED_RETRY_S
-    assert in_flight.next_to_claim(LOCKED_RETRY_S, LIMIT) == [task]
+    in_flight.on_unavailable(version_of(behind), 0.0, 0.0, None)
+    assert in_flight.next_front_claim_in_s(0.0, 1.0) == 1.0
+    in_flight.add([first, second])
+    in_flight.next_to_claim(0.0, LIMIT)
+    for task in (first, second):
+        in_flight.on_unavailable(version_of(task), 1.0, 0.0, None)
+    assert in_flight.next_front_claim_in_s(1.0, 1.0) == pytest.approx(LOCKED_RETRY_S)
+    assert in_flight.next_front_claim_in_s(1.0, 0.001) == 0.001
+    assert in_flight.next_front_claim_in_s(2.0, 1.0) == 0.0
+    in_flight.remove([version_of(first)])
+    assert in_flight.next_front_claim_in_s(1.0, 1.0) == pytest.approx(LOCKED_RETRY_S)
+    assert second in in_flight.next_to_claim(2.0, LIMIT)
+    assert in_flight.next_front_claim_in_s(2.0, 1.0) == 1.0
+    in_flight.on_unavailable(version_of(second), 2.0, 0.0, None)
+    in_flight.on_disconnect()
+    assert in_flight.next_front_claim_in_s(2.0, 1.0) == 1.0
 
 
 def test_versions_of_dead_workers_are_tried_at_once() -> None:
