@@ -66,7 +66,7 @@ class BurstPacer:
 
     @property
     def has_several_organisations(self) -> bool:
-        """Return whether work was done for two organisations lately, one of them without a backlog."""
+        """Return whether two organisations had work lately, one of them without a backlog."""
         return self._monotonic() < min(self._several_until, self._without_backlog_until)
 
     @property
