@@ -28,7 +28,11 @@ MIN_PAUSE_S: Final = 0.01
 """The pause after a claim that leaves nothing of a backlog, for which no wake-up comes."""
 CLAIM_TTL_S: Final = 30.0
 """The time for which a frozen relay keeps its claims."""
-BATCH: Final = 500
+BATCH: Final = 200
+"""Most rows of a claim. The first one of a burst goes before its organisation has a backlog.
+
+Broker and workers take all its messages before what others send next.
+"""
 SENDERS: Final = 3
 """Batches that await their receipts at the same time: the broker writes one and reads the next."""
 BACKLOG_SENDERS: Final = 2
