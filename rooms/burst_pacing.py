@@ -37,12 +37,15 @@ class BurstPacer:
         schedule_s: Callable[[], tuple[float, float]] | None = None,
         *,
         factor: float = 1.0,
+        on_rest: Callable[[float], object] | None = None,
     ) -> None:
         """Let units rest `factor` times as long as they took.
 
-        `schedule_s`: the times of a `ThreadSchedule`; None: those of the calling thread.
+        `schedule_s`: the times of a `ThreadSchedule`; None: those of the calling thread. `on_rest`
+        gets each rest in seconds.
         """
         self._factor = factor
+        self._on_rest = on_rest
         self._schedule_s = schedule_s = schedule_s or ThreadSchedule().times_s
         self._monotonic = monotonic
         self._last_organisation: Hashable = None
@@ -76,7 +79,12 @@ class BurstPacer:
 
     def rest_s(self, took_s: float) -> float:
         """Return how long bulk work rests after a unit that took so long, at most `MAX_REST_S`."""
-        return min(self._factor * took_s, MAX_REST_S) if self.is_pacing else 0.0
+        if not self.is_pacing:
+            return 0.0
+        rest_s = min(self._factor * took_s, MAX_REST_S)
+        if self._on_rest is not None:
+            self._on_rest(rest_s)
+        return rest_s
 
     def _is_short(self) -> bool:
         now = self._monotonic()

@@ -4,17 +4,15 @@ With PROMETHEUS_MULTIPROC_DIR, set before the first import, a scrape adds up all
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from rooms.domain.state_machine import Reason
-from rooms.prometheus_internals import remove_dead_gauges
+from rooms.prometheus_internals import RegistryCollector, remove_dead_gauges
 from rooms.queue_series import QueueSeries
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; escaping=underscores"
@@ -50,9 +48,10 @@ class Metrics:
 
     Other labels: `error` is an ErrorClass or none, and `status` is 2xx to 5xx or none. `bound` is
     all, organisation or endpoint, or schema or filter. `reason` of a failed authentication is
-    missing, malformed, checksum, unknown, limited, network, certificate or forwarded. `queue` is
-    the store name of a handler queue or other, and `magazine` is main or sideline. `cause` is a
-    system's error, such as EMFILE. `process` is api, worker, upkeep, relay, standalone or handlers.
+    missing, malformed, checksum, unknown, limited, network, certificate or forwarded. `step` of
+    rests is publish, relay or claim. `queue` is the store name of a handler queue or other, and
+    `magazine` is main or sideline. `cause` is a system's error, such as EMFILE. `process` is api,
+    worker, upkeep, relay, standalone or handlers.
     """
 
     def __init__(self) -> None:
@@ -368,6 +367,7 @@ class Metrics:
         # Prometheus sees no increase in a series that begins above 0: no alert, no first count.
         for counter, values in (
             (self.bounds_refused, ("schema", "filter")),
+            (self.bulk_rests, ("publish", "relay", "claim")),
             (self.orphans, ("sidelined", "discarded")),
             (self.relay_refused, (Reason.UNREADABLE, Reason.SUBSCRIPTION_DELETED)),
             (self.sideline_moved, ("queued",)),
@@ -432,6 +432,12 @@ class Metrics:
             "Queries refused because an organisation used its share of connections for 10 s.",
             registry=registry,
         )
+        self.bulk_rests = Counter(
+            "rooms_bulk_rests_seconds",
+            "Rests of large publishes and backlogs for the sake of other organisations, by step.",
+            ["step"],
+            registry=registry,
+        )
         self.consumers_refused = Counter(
             "rooms_pull_consumers_refused",
             "Streams and polls refused because an organisation reached its limit.",
@@ -478,21 +484,10 @@ class Metrics:
             remove_dead_gauges(Path(folder))
             MultiProcessCollector(gathered)  # type: ignore[no-untyped-call]
         else:
-            gathered.register(_RegistryCollector(self._registry))
+            gathered.register(RegistryCollector(self._registry))
         for collector in others:
             gathered.register(collector)
         return generate_latest(gathered)
-
-
-class _RegistryCollector(Collector):
-    """Collect the metrics of a registry for another one."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterable[Metric]:
-        """Return all metrics of the registry."""
-        return self._registry.collect()
 
 
 def status_label(status: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Do what the Prometheus client cannot, by what is private to it.
+"""Do what the Prometheus client cannot, mostly by what is private to it.
 
 It relies on the buckets and the sum of `Histogram`, and on the names of the files in
 PROMETHEUS_MULTIPROC_DIR. Tests compare the results with those of the library's own functions, and
@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import Histogram
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 _LIVE_GAUGE_FILE: Final = re.compile(r"gauge_live[a-z]*_(\d+)\.db")
 
@@ -57,3 +59,14 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+class RegistryCollector(Collector):
+    """Collect the metrics of a registry for another one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all metrics of the registry."""
+        return self._registry.collect()

@@ -9,7 +9,7 @@ time, but every ten seconds at least.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Final, Self, TypeVar
@@ -336,9 +336,20 @@ class PostgresBroker:
     is_outbox = True
     users: BrokerUsers | None = None
 
-    def __init__(self, url: str, *, claim_s: float, poll_s: float = POLL_S) -> None:
-        """Keep claims for `claim_s`, and poll every `poll_s` without a notification."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        claim_s: float,
+        poll_s: float = POLL_S,
+        on_rest: Callable[[float], object] | None = None,
+    ) -> None:
+        """Keep claims for `claim_s`, and poll every `poll_s` without a notification.
+
+        `on_rest` gets each rest of bulk claims, in seconds.
+        """
         self._url = url
+        self._on_rest = on_rest
         self._claim_s = claim_s
         self._poll_s = poll_s
         self._writer = LogWriter(url, kind="broker")
@@ -393,7 +404,11 @@ class PostgresBroker:
                 "with PostgreSQL as broker a PULL subscription is leased from, not consumed"
             )
         return PostgresConsumer(
-            self._url, credit=credit, claim_s=self._claim_s, poll_s=self._poll_s
+            self._url,
+            credit=credit,
+            claim_s=self._claim_s,
+            poll_s=self._poll_s,
+            pacer=BurstPacer(on_rest=self._on_rest),
         )
 
     async def send(

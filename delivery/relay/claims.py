@@ -61,19 +61,21 @@ class RelayClaims:
         claim_s: float,
         poll_s: float,
         on_backlog_ended: Callable[[], None],
+        on_rest: Callable[[float], object] | None = None,
         pacer: BurstPacer | None = None,
     ) -> None:
         """Keep claims for `claim_s`, and look for dead relays every `poll_s`.
 
-        `on_backlog_ended`: what came for an organisation since its last turn is for the claims for
-        others now, which may have skipped it.
+        `on_rest` gets each rest of the default `pacer`, in seconds. `on_backlog_ended`: what came
+        for an organisation since its last turn is for the claims for others now, which may have
+        skipped it.
         """
         self._outgoing = outgoing
         self._clock = clock
         self._claim_s = claim_s
         self._poll_s = poll_s
         self._on_backlog_ended = on_backlog_ended
-        self._pacer = pacer or BurstPacer(clock.monotonic, factor=BACKLOG_REST)
+        self._pacer = pacer or BurstPacer(clock.monotonic, factor=BACKLOG_REST, on_rest=on_rest)
         self._turns = ClaimTurns(relay_watermarks(), keep_us=KEEP_BACKLOG_US)
         self._backlog_rooms: dict[OrganisationId, RoomId] = {}
         """A room of each backlogged organisation."""

@@ -88,7 +88,12 @@ class Relay:
         self._poll_s = poll_s
         self._batch = batch
         self._claims = RelayClaims(
-            outgoing, clock=clock, claim_s=claim_s, poll_s=poll_s, on_backlog_ended=self.wake
+            outgoing,
+            clock=clock,
+            claim_s=claim_s,
+            poll_s=poll_s,
+            on_backlog_ended=self.wake,
+            on_rest=metrics.bulk_rests.labels("relay").inc,
         )
         self._known_queues: set[SubscriptionId] = set()
         self._sentinel_checked = False

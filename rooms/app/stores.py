@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -46,10 +46,19 @@ _REMOVE_TIMEOUT_S: Final = 2.0
 _MAX_LABELS: Final = 3
 
 
-def open_own_broker(settings: Settings, url: str) -> AbstractAsyncContextManager[Broker]:
-    """Open the broker at an address, with the names and the claims of these settings."""
+def open_own_broker(
+    settings: Settings, url: str, *, on_rest: Callable[[float], object] | None = None
+) -> AbstractAsyncContextManager[Broker]:
+    """Open the broker at an address, with the names and the claims of these settings.
+
+    `on_rest` gets rests of its bulk claims, in seconds.
+    """
     return open_broker(
-        url, claim_s=settings.claim_ttl_s, farm=settings.farm, client=settings.client
+        url,
+        claim_s=settings.claim_ttl_s,
+        farm=settings.farm,
+        client=settings.client,
+        on_rest=on_rest,
     )
 
 

@@ -78,7 +78,11 @@ async def serve_worker(
             )
         )
         broker = await stack.enter_async_context(
-            open_own_broker(settings, settings.broker_url or database_url)
+            open_own_broker(
+                settings,
+                settings.broker_url or database_url,
+                on_rest=metrics.bulk_rests.labels("claim").inc,
+            )
         )
         await stack.enter_async_context(
             process_registration(settings, database_url, "worker", cipher=cipher)

@@ -72,7 +72,9 @@ async def open_publisher(
     saturated = saturated or SaturatedEndpoints(clock.monotonic)
     meter = PublishMetrics(metrics)
     factor = RELAYED_REST if settings.uses_relay else PUBLISH_REST
-    pacer = BurstPacer(clock.monotonic, factor=factor)
+    pacer = BurstPacer(
+        clock.monotonic, factor=factor, on_rest=metrics.bulk_rests.labels("publish").inc
+    )
     after_commit = _AfterCommit(signals, meter, writes, clock=clock, uses_relay=settings.uses_relay)
 
     @asynccontextmanager

@@ -76,6 +76,17 @@ def test_a_unit_with_more_work_elsewhere_rests_longer(machine: Machine) -> None:
     assert pacer.rest_s(TOOK_S) == MAX_REST_S
 
 
+def test_each_rest_is_reported(machine: Machine) -> None:
+    rests: list[float] = []
+    pacer = BurstPacer(
+        lambda: machine.now_s, lambda: (machine.ran_s, machine.waited_s), on_rest=rests.append
+    )
+    assert pacer.rest_s(TOOK_S) == 0
+    work_of_two(pacer)
+    machine.pass_time(waited=0.1)
+    assert [pacer.rest_s(TOOK_S), pacer.rest_s(1.0)] == rests == [TOOK_S, MAX_REST_S]
+
+
 def test_it_does_not_rest_where_every_organisation_has_a_backlog(
     machine: Machine, pacer: BurstPacer
 ) -> None:
