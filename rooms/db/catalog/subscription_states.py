@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import and_, or_, select, tuple_
+from sqlalchemy import ScalarSelect, and_, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
@@ -253,10 +253,39 @@ async def apply(
     if standing.status in ENDED_STATUSES:
         await mark_ended(connection, subscription)
     if standing.status is not subscription.status:
-        changes |= {"status_reason": reason, "status_since": func.now()}
+        changes |= {
+            "status_reason": _status_reason(subscription, standing.status, reason),
+            "status_since": func.now(),
+        }
     changed = await update_subscription(connection, subscription, changes)
     await record(connection, changed, actor, action, reason)
     return changed
+
+
+def _status_reason(
+    subscription: Subscription, status: SubscriptionStatus, reason: str | None
+) -> str | ScalarSelect[str | None] | None:
+    """Return the reason to store for a new status; the history has that of each change.
+
+    An active subscription has one only while nothing can be delivered to it. One that is disabled
+    again after a suspension has the reason why it was disabled.
+    """
+    if status is SubscriptionStatus.ACTIVE:
+        return None
+    if status is not SubscriptionStatus.DISABLED:
+        return reason
+    table = subscription_history
+    return (
+        select(table.c.reason)
+        .where(
+            table.c.room_id == subscription.room_id,
+            table.c.subscription_id == subscription.id,
+            table.c.action == SubscriptionAction.DISABLED.value,
+        )
+        .order_by(table.c.at.desc(), table.c.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
 
 
 def suspensions_of(
