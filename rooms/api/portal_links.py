@@ -17,6 +17,7 @@ from rooms.api.keys import find_own_key
 from rooms.api.params import parse_id
 from rooms.api.sessions import MAX_SESSION_S, PersonName, check_person_name
 from rooms.db.catalog import sessions as records
+from rooms.db.catalog import sign_in_links as links
 from rooms.db.catalog.api_keys import new_key
 from rooms.db.catalog.organisations import organisation_not_found
 from rooms.db.catalog.subscriptions import find_subscription
@@ -92,9 +93,10 @@ async def create_portal_link(
     see what your organisation receives, and nothing that it owns.
 
     Only the subscriber makes links to a subscription: the room's owner may not see all of it, and
-    gives no other organisation a view of it (404). The link and its sessions end with this key, and
-    with a session that makes it without `admin`. The key's revocation voids the link, and so does
-    its rotation, after the overlap. 403: the access has a scope that this key lacks.
+    gives no other organisation a view of it (404). The link and its sessions end with this key.
+    Made in a session without `admin`, they also end when that is signed out or ended, and at its
+    last moment. The key's revocation voids the link, and so does its rotation, after the overlap.
+    403: the access has a scope that this key lacks.
     """
     check_person_name(data.name)
     if (data.subscription_ids is None) is (data.organisation_id is None):
@@ -134,15 +136,17 @@ async def create_portal_link(
         own = await find_own_key(connection, principal)
         if own is not None and own.expires_at is not None:
             expires_at = min(expires_at, own.expires_at)
+        ending_session = None
         if principal.is_session and not principal.has_scope(Scope.ADMIN):
             # Else the people of a portal would let themselves in again and again.
+            ending_session = principal.key_id
             session_end = await records.find_session_end(connection, principal.key_id)
             expires_at = min(expires_at, session_end or expires_at)
         scopes = sorted(_SCOPES[data.access])
-        await records.create_link(
+        await links.create_link(
             connection,
             text=text,
-            kind=records.LinkKind.PORTAL,
+            kind=links.LinkKind.PORTAL,
             organisation=principal.organisation_id,
             fields={
                 "name": data.name,
@@ -152,13 +156,14 @@ async def create_portal_link(
                 "ends_at": expires_at,
                 "created_by": None if own is None else own.id,
                 "maker_hash": await records.find_presented(connection, principal),
+                "session_id": ending_session,
                 "expires_at": expires_at,
                 "session_s": data.session_s,
             },
         )
     return Response(
         PortalLinkResponse(
-            path=records.link_path(records.LinkKind.PORTAL, text),
+            path=links.link_path(links.LinkKind.PORTAL, text),
             name=data.name,
             scopes=scopes,
             subscription_ids=None if subscriptions is None else list(subscriptions),

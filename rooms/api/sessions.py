@@ -16,6 +16,7 @@ from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import people
 from rooms.db.catalog import sessions as records
+from rooms.db.catalog import sign_in_links as links
 from rooms.db.catalog.api_keys import new_key
 from rooms.db.connection import transaction
 from rooms.domain.role import Role, roles_in, scopes_of
@@ -26,8 +27,8 @@ from rooms.safe_text import terminal_safe
 _LIST: Final = "sessions"
 _TAGS: Final = ["keys"]
 _ADMIN: Final = require_scopes(Scope.ADMIN)
-SIGN_IN_PATH: Final = records.SIGN_IN_PATH
-PORTAL_PATH: Final = records.PORTAL_PATH
+SIGN_IN_PATH: Final = links.SIGN_IN_PATH
+PORTAL_PATH: Final = links.PORTAL_PATH
 DEFAULT_SESSION_S: Final = records.DEFAULT_SESSION_S
 MAX_PERSON: Final = 128
 MAX_LINK_S: Final = 86_400
@@ -59,7 +60,7 @@ class CreateSignInLink(Struct, forbid_unknown_fields=True, kw_only=True):
     roles: Annotated[list[Role], Meta(min_length=1, max_length=len(Role))]
     expires_s: Annotated[
         int, Meta(ge=10, le=MAX_LINK_S, description="Seconds for which the link is valid.")
-    ] = records.DEFAULT_LINK_S
+    ] = links.DEFAULT_LINK_S
     session_s: Annotated[
         int, Meta(ge=60, le=MAX_SESSION_S, description="The longest time of the session.")
     ] = DEFAULT_SESSION_S
@@ -124,10 +125,10 @@ async def create_sign_in_link(
         ends_at = None if own is None else own.expires_at
         if ends_at is not None:
             expires_at = min(expires_at, ends_at)
-        await records.create_link(
+        await links.create_link(
             connection,
             text=text,
-            kind=records.LinkKind.CONSOLE,
+            kind=links.LinkKind.CONSOLE,
             organisation=principal.organisation_id,
             fields={
                 "name": data.name,
@@ -142,7 +143,7 @@ async def create_sign_in_link(
         )
     return Response(
         SignInLinkResponse(
-            path=records.link_path(records.LinkKind.CONSOLE, text),
+            path=links.link_path(links.LinkKind.CONSOLE, text),
             name=data.name,
             scopes=scopes,
             expires_at=expires_at,

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.cli.context import user_name
 from rooms.cli.errors import CliError
 from rooms.db.catalog import api_keys as keys
-from rooms.db.catalog import sessions
+from rooms.db.catalog import sessions, sign_in_links
 from rooms.db.catalog.organisations import (
     DEFAULT_ORGANISATION,
     ensure_organisation,
@@ -179,23 +179,23 @@ def create_sign_in_link(url: str, key: str, roles: Sequence[Role]) -> str:
         text = keys.new_key(os.urandom)
         given = [role for role in roles if role is not Role.PLATFORM or role.value in maker.scopes]
         scopes = sorted(scope.value for scope in scopes_of(given))
-        await sessions.create_link(
+        await sign_in_links.create_link(
             connection,
             text=text,
-            kind=sessions.LinkKind.CONSOLE,
+            kind=sign_in_links.LinkKind.CONSOLE,
             organisation=owner,
             fields={
                 "name": user_name(),
                 "scopes": scopes,
                 "created_by": maker.id,
                 "maker_hash": maker_hash,
-                "expires_at": datetime.now(UTC) + timedelta(seconds=sessions.DEFAULT_LINK_S),
+                "expires_at": datetime.now(UTC) + timedelta(seconds=sign_in_links.DEFAULT_LINK_S),
                 "session_s": sessions.DEFAULT_SESSION_S,
             },
         )
         after = {"name": user_name(), "roles": [role.value for role in given]}
         await _record(connection, owner, "create_sign_in_link", "/v1/sign-in-links", after=after)
-        return sessions.link_path(sessions.LinkKind.CONSOLE, text)
+        return sign_in_links.link_path(sign_in_links.LinkKind.CONSOLE, text)
 
     return _run_in_database(url, work)
 

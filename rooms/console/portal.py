@@ -27,7 +27,7 @@ from rooms.console import (
 from rooms.console.page import DOWNLOAD, HOME, PORTAL, PUBLIC, Page, PageDep
 from rooms.console.sessions import session_key
 from rooms.console.subscription_health import find_unhealthy, health_labels
-from rooms.db.catalog.sessions import PORTAL_ENTRY_PATH, LinkKind
+from rooms.db.catalog.sign_in_links import PORTAL_ENTRY_PATH, LinkKind
 from rooms.errors import RateLimitedError, UnauthenticatedError
 
 _UNWELL: Final = 20

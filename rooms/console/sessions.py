@@ -30,6 +30,7 @@ from rooms.api.deps import ApiServices
 from rooms.api.sessions import DEFAULT_SESSION_S, PORTAL_PATH
 from rooms.console.sign_in_limit import SignInLimit
 from rooms.db.catalog import sessions as records
+from rooms.db.catalog import sign_in_links as links
 from rooms.db.catalog.api_keys import new_key
 from rooms.db.connection import transaction
 from rooms.db.journal import append
@@ -104,7 +105,7 @@ class Sessions:
         )
 
     async def begin_by_link(
-        self, scope: Mapping[str, Any], token: str, kind: records.LinkKind
+        self, scope: Mapping[str, Any], token: str, kind: links.LinkKind
     ) -> StartedSession:
         """Begin the session of a link of this kind. UnauthenticatedError, RateLimitedError."""
         # One transaction, because a link that begins no session must not be used up.
@@ -112,7 +113,7 @@ class Sessions:
             self._links.attempt(scope.get("client")) as succeed,
             transaction(self._services.engine) as connection,
         ):
-            link = await records.use_link(connection, token, kind)
+            link = await links.use_link(connection, token, kind)
             if link is None:
                 raise UnauthenticatedError(
                     "this link is used up, or has expired; `rooms sign-in` makes another one"
@@ -128,6 +129,7 @@ class Sessions:
                 source=f"link {hashlib.sha256(token.encode()).hexdigest()}",
                 presented=link.maker_hash,
                 maker=link.maker,
+                maker_session=link.maker_session,
                 within=connection,
             )
             succeed()
@@ -147,13 +149,15 @@ class Sessions:
         parent: KeyId | None = None,
         presented: bytes | None = None,
         maker: KeyId | None = None,
+        maker_session: KeyId | None = None,
         within: AsyncConnection | None = None,
     ) -> StartedSession:
         """Begin a session and write it into the journal.
 
         `by`: how the person signed in. `source`: what begins at most `SIGN_INS_PER_S`. `parent`:
         the key that was presented; the session has what this key may do. `maker`: the key that
-        made the link. `presented`: the hash of the text of either. `within`: the connection of a
+        made the link; `maker_session`: the session that did. `presented`: the hash of the text of
+        the key. `within`: the connection of a
         transaction that the caller commits; None: one of its own.
 
         UnauthenticatedError: the key has just ended, or the maker may do less than the link.
@@ -181,6 +185,7 @@ class Sessions:
                 parent=parent,
                 presented=presented,
                 maker=maker,
+                maker_session=maker_session,
             )
             person = Principal(
                 key_id=session.id,

@@ -8,7 +8,7 @@ from litestar.response import Redirect
 from rooms.api.sessions import SIGN_IN_PATH
 from rooms.console.page import HOME, PUBLIC, Page, PageDep
 from rooms.console.sessions import StartedSession, preference_cookie, session_cookie
-from rooms.db.catalog.sessions import LinkKind
+from rooms.db.catalog.sign_in_links import LinkKind
 from rooms.errors import RateLimitedError, UnauthenticatedError
 
 _YEAR_S: Final = 365 * 86_400

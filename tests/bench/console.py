@@ -15,7 +15,7 @@ import psycopg
 
 from rooms.console.app import PAGES
 from rooms.console.page import DOWNLOAD
-from rooms.db.catalog.sessions import PORTAL_ENTRY_PATH
+from rooms.db.catalog.sign_in_links import PORTAL_ENTRY_PATH
 from tests.bench.figures import Run
 from tests.bench.plan import Lines, Plan
 from tests.bench.service import BenchError, Service, running

@@ -14,7 +14,8 @@ from typing import Any, Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.domain.ids import OrganisationId
+from rooms.db.catalog.sessions import end_sessions_of_links, known_scopes
+from rooms.domain.ids import KeyId, OrganisationId
 from rooms.domain.state_machine import Scope
 
 MAX_SESSIONS: Final = 1000
@@ -40,12 +41,13 @@ FROM page LEFT JOIN LATERAL (
     ) k
 ) s ON true ORDER BY page.actor_name
 """  # noqa: S608 - constants of this module
-_OPEN: Final = """k.organisation_id = CAST(:organisation AS uuid) AND k.kind = 'session' AND k.name = :name
-    AND k.revoked_at IS NULL AND k.expires_at > now()"""
-END_ALL: Final = f"""
-UPDATE api_keys k SET revoked_at = now() WHERE {_OPEN} RETURNING k.scopes
-"""  # noqa: S608 - constants of this module
-_SCOPES: Final = frozenset(Scope)
+# One that was idle for too long has ended, and its links to portals have not.
+END_ALL: Final = """
+UPDATE api_keys k SET revoked_at = now()
+WHERE k.organisation_id = CAST(:organisation AS uuid) AND k.kind = 'session' AND k.name = :name AND k.revoked_at IS NULL
+    AND (k.expires_at > now() OR EXISTS (SELECT FROM sign_in_links l WHERE l.session_id = k.id AND l.expires_at > now()))
+RETURNING k.id, k.scopes
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ async def list_people(
         Person(
             name=row["name"],
             by=_details(row["after"]).get("by"),
-            scopes=_known_scopes(_details(row["after"]).get("scopes") or ()),
+            scopes=known_scopes(_details(row["after"]).get("scopes") or ()),
             signed_in_at=row["at"],
             sessions=row["sessions"],
             last_used_at=row["last_used_at"],
@@ -91,17 +93,15 @@ async def list_people(
 async def end_all_sessions(
     connection: AsyncConnection, organisation: OrganisationId, name: str
 ) -> Sequence[frozenset[Scope]]:
-    """End the sessions of a person; return the scopes of each.
+    """End the sessions of a person, and their links to portals; return the scopes of each.
 
     Every process refuses them within a second.
     """
-    rows = await connection.execute(text(END_ALL), {"organisation": organisation, "name": name})
-    return [_known_scopes(scopes) for (scopes,) in rows]
+    found = await connection.execute(text(END_ALL), {"organisation": organisation, "name": name})
+    rows = found.all()
+    await end_sessions_of_links(connection, [KeyId(str(row.id)) for row in rows])
+    return [known_scopes(row.scopes) for row in rows]
 
 
 def _details(after: Any) -> dict[str, Any]:
     return after if isinstance(after, dict) else {}
-
-
-def _known_scopes(names: Sequence[str]) -> frozenset[Scope]:
-    return frozenset(Scope(name) for name in names if name in _SCOPES)

@@ -9,19 +9,16 @@ portal, until it expires. Only hashes of their texts are kept.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import quote
 
-from sqlalchemy import RowMapping, and_, delete, false, insert, not_, or_, select, update
+from sqlalchemy import RowMapping, delete, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
 from rooms.db.catalog.api_keys import KeyKind, hash_key, last_use
-from rooms.db.tables.organisations import api_keys, organisations, sign_in_links
-from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.db.tables.organisations import api_keys, sign_in_links
+from rooms.domain.ids import KeyId, OrganisationId, room_of
 from rooms.domain.principal import Principal
-from rooms.domain.sharing import OrganisationStatus
 from rooms.domain.state_machine import Scope
 from rooms.errors import UnauthenticatedError
 
@@ -45,22 +42,8 @@ session begins, and that of the time before is left behind: to refuse would lock
 """
 
 
-SIGN_IN_PATH: Final = "/console/sign-in"
-PORTAL_PATH: Final = "/console/portal"
-PORTAL_ENTRY_PATH: Final = f"{PORTAL_PATH}/enter"
-DEFAULT_LINK_S: Final = 900
-"""Seconds for which a link is valid, unless its maker says otherwise."""
 DEFAULT_SESSION_S: Final = 43_200
 """Seconds after which a session ends in any case, unless the maker of its link says otherwise."""
-
-
-class LinkKind(StrEnum):
-    """Name what a link opens."""
-
-    CONSOLE = "console"
-    """The console, once, for one person."""
-    PORTAL = "portal"
-    """A view of some subscriptions, until the link expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,51 +67,6 @@ class Session:
     """It opens the pages of a portal, and no other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignInLink:
-    """Describe a link that is valid."""
-
-    organisation_id: OrganisationId
-    kind: LinkKind
-    token_hash: bytes
-    name: str
-    scopes: frozenset[Scope]
-    rooms: tuple[RoomId, ...] | None
-    subscriptions: tuple[SubscriptionId, ...] | None
-    application: str | None
-    session_s: int
-    """The longest time of a session that it begins."""
-    ends_at: datetime | None
-    """The end of the key that made it, and so of each session; None: it has none."""
-    maker: KeyId | None
-    """The key that made it, also by a session; None: it has none."""
-    maker_hash: bytes | None
-    """The hash of the text with which that key made it; None: the key has no text."""
-
-    @property
-    def columns(self) -> Mapping[str, Any]:
-        """Return the scopes and restrictions of a session that it begins, for `create_session`."""
-        return {
-            "scopes": sorted(scope.value for scope in self.scopes),
-            "application": self.application,
-            "rooms": None if self.rooms is None else list(self.rooms),
-            "subscriptions": None if self.subscriptions is None else list(self.subscriptions),
-            "portal": self.kind is LinkKind.PORTAL,
-            "link_hash": self.token_hash if self.kind is LinkKind.PORTAL else None,
-        }
-
-    def session_end(self, now: datetime) -> datetime:
-        """Return the last moment of a session that it begins now."""
-        end = now + timedelta(seconds=self.session_s)
-        return end if self.ends_at is None else min(end, self.ends_at)
-
-
-def link_path(kind: LinkKind, text: str) -> str:
-    """Return the path of a link with this token; the service's address goes before it."""
-    path = PORTAL_ENTRY_PATH if kind is LinkKind.PORTAL else SIGN_IN_PATH
-    return f"{path}?token={quote(text)}"
-
-
 async def create_session(
     connection: AsyncConnection,
     *,
@@ -143,13 +81,15 @@ async def create_session(
     parent: KeyId | None = None,
     presented: bytes | None = None,
     maker: KeyId | None = None,
+    maker_session: KeyId | None = None,
 ) -> Session:
     """Store a session. `columns`: its scopes and restrictions.
 
     `parent`: the key that was presented, with the hash of its text (`presented`). The session gets
     what this key may do now instead of `columns`, and ends with it. `maker`: the key that made the
-    link, with the hash of the text that did; the session ends with it, too. UnauthenticatedError:
-    the key was revoked, rotated or ended since, or the maker may do less than the link.
+    link, with the hash of the text that did; the session ends with it, too. So it does with the
+    `maker_session` that made the link. UnauthenticatedError: the key or that session was revoked,
+    rotated or ended since, or the maker may do less than the link.
 
     `columns` with a `link_hash`: as `use_link` in this transaction returned it, and one of
     `MAX_LIVE_OF_LINK` sessions of the link ends.
@@ -164,6 +104,8 @@ async def create_session(
         ends = (ends_at, key["expires_at"], key["previous_until"])
         ends_at = min(end for end in ends if end is not None)
         parent_hash = presented or key["key_hash"]
+    if maker_session is not None:
+        await _lock_maker_session(connection, maker_session)
     if (link_hash := columns.get("link_hash")) is not None:
         await _end_surplus(connection, link_hash)
     row = await connection.execute(
@@ -239,6 +181,13 @@ async def _lock_parent(
     return dict(key)
 
 
+async def _lock_maker_session(connection: AsyncConnection, identity: KeyId) -> None:
+    """Keep the session that made a link from being ended until the commit."""
+    valid = select(api_keys.c.id).where(api_keys.c.id == identity, api_keys.c.revoked_at.is_(None))
+    if await connection.scalar(valid.with_for_update(read=True)) is None:
+        raise UnauthenticatedError("the session that made this link has ended")
+
+
 def _includes(key: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Return whether a key may do all that a link gives, of which it is the maker."""
     maker, session = _abilities(key), _abilities(given)
@@ -257,7 +206,7 @@ def _abilities(columns: Mapping[str, Any]) -> Principal:
     return Principal(
         key_id=KeyId(""),
         organisation_id=OrganisationId(""),
-        scopes=_known_scopes(columns["scopes"]),
+        scopes=known_scopes(columns["scopes"]),
         application=columns.get("application"),
         rooms=None if rooms is None else frozenset(rooms),
         subscriptions=None if subscriptions is None else frozenset(subscriptions),
@@ -295,7 +244,10 @@ async def extend_session(connection: AsyncConnection, identity: KeyId, *, idle_s
 async def end_session(
     connection: AsyncConnection, organisation: OrganisationId, identity: str
 ) -> Session | None:
-    """End a session; every process refuses it within a second. None: there is none."""
+    """End a session; every process refuses it within a second. None: there is none.
+
+    The portal sessions of its links end with it.
+    """
     found = await connection.execute(
         update(api_keys)
         .where(
@@ -307,7 +259,24 @@ async def end_session(
         .returning(api_keys)
     )
     row = found.mappings().one_or_none()
-    return None if row is None else _session(row)
+    if row is None:
+        return None
+    await end_sessions_of_links(connection, [KeyId(row["id"])])
+    return _session(row)
+
+
+async def end_sessions_of_links(connection: AsyncConnection, makers: Sequence[KeyId]) -> None:
+    """End the portal sessions that began by links of these sessions.
+
+    The rows of these were changed before, by the same transaction: a session that begins at the
+    same time locks them, so it either exists now or finds its maker ended.
+    """
+    links = select(sign_in_links.c.token_hash).where(sign_in_links.c.session_id.in_(makers))
+    await connection.execute(
+        update(api_keys)
+        .where(api_keys.c.link_hash.in_(links), api_keys.c.revoked_at.is_(None))
+        .values(revoked_at=func.now())
+    )
 
 
 async def list_sessions(
@@ -339,95 +308,6 @@ async def find_presented(connection: AsyncConnection, principal: Principal) -> b
     return found
 
 
-async def create_link(
-    connection: AsyncConnection,
-    *,
-    text: str,
-    kind: LinkKind,
-    organisation: OrganisationId,
-    fields: Mapping[str, Any],
-) -> None:
-    """Store the hash of a link. `fields`: the other columns."""
-    await connection.execute(
-        insert(sign_in_links).values(
-            token_hash=hash_key(text.encode()),
-            organisation_id=organisation,
-            kind=kind.value,
-            **fields,
-        )
-    )
-
-
-async def use_link(connection: AsyncConnection, text: str, kind: LinkKind) -> SignInLink | None:
-    """Return the link of a text, and use it up; a portal's stays valid.
-
-    None: it is not valid, or of the other kind, and then it is as it was.
-    """
-    active = (
-        select(organisations.c.id)
-        .where(
-            organisations.c.id == sign_in_links.c.organisation_id,
-            organisations.c.status != OrganisationStatus.DELETING.value,
-        )
-        .exists()
-    )
-    made_by = sign_in_links.c.maker_hash
-    is_in_overlap = and_(
-        api_keys.c.previous_key_hash.is_not_distinct_from(made_by),
-        func.coalesce(api_keys.c.previous_until > func.now(), false()),
-    )
-    was_rotated = and_(
-        made_by.is_not(None), api_keys.c.key_hash.is_distinct_from(made_by), not_(is_in_overlap)
-    )
-    ended_maker = (
-        select(api_keys.c.id)
-        .where(
-            api_keys.c.id == sign_in_links.c.created_by,
-            or_(
-                api_keys.c.revoked_at.is_not(None),
-                api_keys.c.expires_at <= func.now(),
-                was_rotated,
-            ),
-        )
-        .exists()
-    )
-    row = await connection.execute(
-        update(sign_in_links)
-        .where(
-            sign_in_links.c.token_hash == hash_key(text.encode()),
-            sign_in_links.c.kind == kind.value,
-            sign_in_links.c.expires_at > func.now(),
-            or_(
-                sign_in_links.c.used_at.is_(None),
-                sign_in_links.c.kind == LinkKind.PORTAL.value,
-            ),
-            active,
-            ~ended_maker,
-        )
-        .values(used_at=func.now())
-        .returning(sign_in_links)
-    )
-    found = row.mappings().one_or_none()
-    if found is None:
-        return None
-    return SignInLink(
-        organisation_id=OrganisationId(found["organisation_id"]),
-        kind=LinkKind(found["kind"]),
-        token_hash=found["token_hash"],
-        name=found["name"],
-        scopes=_known_scopes(found["scopes"]),
-        rooms=None if found["rooms"] is None else tuple(map(RoomId, found["rooms"])),
-        subscriptions=None
-        if found["subscriptions"] is None
-        else tuple(map(SubscriptionId, found["subscriptions"])),
-        application=found["application"],
-        session_s=found["session_s"],
-        ends_at=found["ends_at"],
-        maker=None if found["created_by"] is None else KeyId(found["created_by"]),
-        maker_hash=found["maker_hash"],
-    )
-
-
 async def delete_ended(connection: AsyncConnection) -> int:
     """Delete a page of ended sessions and expired links; return how many rows went."""
     before = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, KEPT_S)
@@ -453,7 +333,7 @@ def _session(row: RowMapping) -> Session:
         id=KeyId(row["id"]),
         organisation_id=OrganisationId(row["organisation_id"]),
         name=row["name"],
-        scopes=_known_scopes(row["scopes"]),
+        scopes=known_scopes(row["scopes"]),
         application=row["application"],
         created_at=row["created_at"],
         last_used_at=last_use(row),
@@ -463,5 +343,6 @@ def _session(row: RowMapping) -> Session:
     )
 
 
-def _known_scopes(names: Sequence[str]) -> frozenset[Scope]:
+def known_scopes(names: Sequence[str]) -> frozenset[Scope]:
+    """Return stored scopes without those of a newer version."""
     return frozenset(Scope(name) for name in names if name in _SCOPES)

@@ -99,9 +99,11 @@ sign_in_links: Final = Table(
     time_or_null("ends_at"),
     time_or_null("used_at"),
     bytes_column("maker_hash", null=True),
+    id_column("session_id", null=True),
     PrimaryKeyConstraint("token_hash"),
     Index("sign_in_links_expires", "expires_at"),
     Index("sign_in_links_organisation", "organisation_id"),
+    Index("sign_in_links_session", "session_id", postgresql_where=text("session_id IS NOT NULL")),
 )
 
 jobs: Final = Table(

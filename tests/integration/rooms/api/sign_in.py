@@ -6,13 +6,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from rooms.db.catalog.api_keys import new_key
-from rooms.db.catalog.sessions import (
-    PORTAL_ENTRY_PATH,
-    LinkKind,
-    Session,
-    create_session,
-    use_link,
-)
+from rooms.db.catalog.sessions import Session, create_session
+from rooms.db.catalog.sign_in_links import PORTAL_ENTRY_PATH, LinkKind, use_link
 from rooms.db.connection import transaction
 from rooms.domain.ids import KeyId, OrganisationId
 from rooms.domain.role import Role, scopes_of
@@ -95,5 +90,6 @@ async def follow(api: Api, link: dict[str, Any]) -> tuple[Session, str] | None:
             now=now,
             presented=found.maker_hash,
             maker=found.maker,
+            maker_session=found.maker_session,
         )
     return session, text

@@ -9,9 +9,11 @@ import pytest
 
 from rooms.api.app import ROUTES
 from rooms.api.auth import FOR_PORTALS
-from rooms.db.catalog.sessions import LinkKind, use_link
+from rooms.db.catalog.sessions import end_session
+from rooms.db.catalog.sign_in_links import LinkKind, use_link
 from rooms.db.connection import transaction
 from rooms.domain.state_machine import Scope
+from rooms.errors import UnauthenticatedError
 from tests.integration.rooms.api.conftest import Api, make_key
 from tests.integration.rooms.api.members import member, shared_room, subscribe
 from tests.integration.rooms.api.sign_in import begin, follow, token_of
@@ -301,6 +303,48 @@ async def test_a_link_ends_with_the_key_that_made_it(api: Api) -> None:
     await api.call("DELETE", f"/keys/{made['id']}")
     assert [await follow(api, link) for link in links] == [None, None]
     assert await refused(api, person)
+
+
+@pytest.mark.parametrize("way", ["end", "end all", "end all, idle"])
+async def test_a_link_ends_with_the_session_that_made_it(api: Api, way: str) -> None:
+    """So it does if that was idle for too long, and the person is signed out everywhere then."""
+    shown, _ = await two_subscriptions(api)
+    session, person = await begin(api, name="Bob", columns={"scopes": ["manage"]})
+    link = await made_link(api, person, subscription_ids=[shown])
+    begun = await follow(api, link)
+    assert begun is not None
+    if way == "end":
+        answer = await api.call("DELETE", f"/sessions/{session.id}")
+        assert answer.status_code == 204, answer.text
+    else:
+        if way == "end all, idle":
+            await api.sql("UPDATE api_keys SET expires_at = now() WHERE id = %s", session.id)
+            assert await follow(api, link) is not None
+        answer = await api.call("POST", "/people/end-sessions", json={"name": "Bob"})
+        assert (answer.status_code, answer.json()) == (200, {"ended": 1})
+    assert await follow(api, link) is None
+    assert await refused(api, begun[1])
+
+
+async def test_a_link_of_an_administrator_outlives_the_session(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    session, person = await begin(api, columns={"scopes": ["admin"]})
+    link = await made_link(api, person, subscription_ids=[shown])
+    await api.call("DELETE", f"/sessions/{session.id}")
+    assert await follow(api, link) is not None
+
+
+async def test_no_session_begins_by_a_link_while_its_maker_is_ended(api: Api) -> None:
+    shown, _ = await two_subscriptions(api)
+    session, person = await begin(api, columns={"scopes": ["manage"]})
+    link = await made_link(api, person, subscription_ids=[shown])
+    async with transaction(api.services.engine) as connection:
+        await end_session(connection, session.organisation_id, session.id)
+        following = asyncio.create_task(follow(api, link))
+        done, _ = await asyncio.wait([following], timeout=0.3)
+        assert not done
+    with pytest.raises(UnauthenticatedError):
+        await following
 
 
 async def test_a_deleted_subscription_is_not_shown(api: Api) -> None:
