@@ -55,6 +55,10 @@ class StorageRefusedError(TransientError):
     """Report that nothing was written: full disk, missing partition, lock timeout or shutdown."""
 
 
+class LockTimeoutError(StorageRefusedError):
+    """Report that a statement waited for a lock for too long, and wrote nothing."""
+
+
 class QueryTimeoutError(StorageRefusedError):
     """Report that a query was stopped at its limit in time; the text is for the caller."""
 

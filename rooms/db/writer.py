@@ -21,7 +21,7 @@ from rooms.db.connection import CONNECTION_LOST, SESSION_ENDED, Connection, conn
 from rooms.db.prepared import PreparedStatements
 from rooms.db.statement_parts import session_lives
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
-from rooms.errors import StorageRefusedError, StorageUnavailableError
+from rooms.errors import LockTimeoutError, StorageRefusedError, StorageUnavailableError
 
 LIVENESS_LOCK: Final = 0x726F6F6D
 """The first key of the session lock that a writer holds while it lives; the second key is the
@@ -285,6 +285,8 @@ class LogWriter:
         except _REFUSALS as exc:
             if connection.closed:
                 raise StorageUnavailableError(str(exc)) from exc
+            if isinstance(exc, psycopg.errors.LockNotAvailable):
+                raise LockTimeoutError(str(exc)) from exc
             raise StorageRefusedError(str(exc)) from exc
         except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
             await self.close()

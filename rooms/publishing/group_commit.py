@@ -9,6 +9,7 @@ that of the others, as far as it decides them; else the next one is written.
 """
 
 import asyncio
+import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -17,8 +18,13 @@ from typing import Final, Self
 from rooms.burst_pacing import BurstPacer
 from rooms.db.publish.insert import InsertConflict
 from rooms.db.publish.request_rows import InsertRows
-from rooms.domain.ids import OrganisationId
-from rooms.errors import StorageRefusedError, StorageUnavailableError, TransientError
+from rooms.domain.ids import OrganisationId, RoomId
+from rooms.errors import (
+    LockTimeoutError,
+    StorageRefusedError,
+    StorageUnavailableError,
+    TransientError,
+)
 from rooms.publishing import pending_requests
 from rooms.publishing.commit_outcomes import (
     CommitOutcome,
@@ -114,16 +120,22 @@ class GroupCommitter:
         on_failure: Callable[[], None] = lambda: None,
         pacer: BurstPacer | None = None,
         is_bulk: bool = False,
+        choose_for_contended: "Callable[[RoomId], GroupCommitter] | None" = None,
     ) -> None:
         """Set callbacks: after the commit of a group, and after a write that PostgreSQL refused.
 
         `pacer`: records organisations, and paces groups if these are bulk work.
+        `choose_for_contended` returns the committer of a room's requests that waited for a lock for
+        too long, which must stay open for longer than this one; None: these fail.
         """
         self._write = write
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._pacer = pacer or BurstPacer()
         self._is_bulk = is_bulk
+        self._choose_for_contended = choose_for_contended
+        self._handed_over = 0
+        """Requests that another committer has, whose outcomes this one reports."""
         self._rests_of: frozenset[OrganisationId | None] = frozenset()
         """The organisations of the last group, while groups rest."""
         self._rest_ended = asyncio.Event()
@@ -237,7 +249,7 @@ class GroupCommitter:
     async def _run(self) -> None:
         while True:
             if not self._waiting:
-                if self._closing:
+                if self._closing and not self._handed_over:
                     return
                 self._has_work.clear()
                 await self._has_work.wait()
@@ -326,6 +338,9 @@ class GroupCommitter:
         error = await self._try_commit(group)
         if error is None:
             return
+        if self._may_wait_elsewhere(error):
+            await self._part_by_room(group)
+            return
         if len(group) == 1 or isinstance(error, StorageUnavailableError):
             self._fail(group, error)
             return
@@ -342,12 +357,51 @@ class GroupCommitter:
             if error is None:
                 refusals = 0
                 continue
+            if self._may_wait_elsewhere(error):
+                self._hand_over(one.submission.room_id, [one])
+                continue
             self._fail([one], error)
             refusals += isinstance(error, StorageRefusedError)
             # PostgreSQL refuses everything: no request is at fault, and the others must not wait.
             if refusals == _MAX_REFUSALS or isinstance(error, StorageUnavailableError):
                 self._fail(rest, error)
                 return
+
+    def _may_wait_elsewhere(self, error: Exception) -> bool:
+        return isinstance(error, LockTimeoutError) and self._choose_for_contended is not None
+
+    async def _part_by_room(self, group: Iterable[_PendingSubmission]) -> None:
+        """Commit each room's requests of a group that waited for a lock: locks are a room's.
+
+        Those of a single room go to another committer.
+        """
+        by_room: dict[RoomId, list[_PendingSubmission]] = {}
+        for one in group:
+            if not one.is_settled:
+                by_room.setdefault(one.submission.room_id, []).append(one)
+        if len(by_room) > 1:
+            for part in by_room.values():
+                await self._commit_or_retry_singly(part)
+            return
+        for room, part in by_room.items():
+            self._hand_over(room, part)
+
+    def _hand_over(self, room: RoomId, part: Iterable[_PendingSubmission]) -> None:
+        if self._choose_for_contended is None:
+            raise AssertionError("there is no committer for contended requests")
+        other = self._choose_for_contended(room)
+        for one in part:
+            try:
+                other.submit_nowait(one.submission, functools.partial(self._on_handed_over, one))
+            except StorageRefusedError as exc:
+                self._settle(one, exc)
+            else:
+                self._handed_over += 1
+
+    def _on_handed_over(self, one: _PendingSubmission, outcome: CommitOutcome | Exception) -> None:
+        self._handed_over -= 1
+        self._settle(one, outcome)
+        self._has_work.set()
 
     def _fail(self, group: Iterable[_PendingSubmission], error: Exception) -> None:
         for one in group:

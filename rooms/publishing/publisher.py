@@ -22,8 +22,8 @@ from rooms.errors import (
 from rooms.ports import Clock
 from rooms.publishing.batch_bounds import BatchTooCostlyError
 from rooms.publishing.commit_outcomes import IdReused, KeyReused, Settle
+from rooms.publishing.committers import Committers
 from rooms.publishing.deferred_checks import Checker, ChecksPendingError
-from rooms.publishing.group_commit import GroupCommitter, is_large
 from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.quotas import Admission, QuotaKeeper
 from rooms.publishing.request import (
@@ -83,8 +83,7 @@ class Publisher:
         self,
         *,
         routing: RoutingCache,
-        committer: GroupCommitter,
-        large_committer: GroupCommitter,
+        committers: Committers,
         preparation: RequestPreparation,
         find_by_idempotency_key: FindByIdempotencyKey,
         find_by_caller_id: FindByCallerId,
@@ -100,8 +99,7 @@ class Publisher:
         self._signatures = signatures
         self.checker = checker
         self._routing = routing
-        self._committer = committer
-        self._large_committer = large_committer
+        self._committers = committers
         self._preparation = preparation
         self._find_by_idempotency_key = find_by_idempotency_key
         self._find_by_caller_id = find_by_caller_id
@@ -159,9 +157,8 @@ class Publisher:
         except RoomsError:
             return None
         rows.started_s, rows.organisation = begun_s, principal.organisation_id
-        committer = self._large_committer if is_large(rows) else self._committer
         try:
-            committer.submit_nowait(rows, settle)
+            self._committers.choose(rows).submit_nowait(rows, settle)
         except StorageRefusedError as exc:
             self.count_failure(exc)
             raise
@@ -441,8 +438,7 @@ class Publisher:
                     request_hash,
                 )
                 rows.organisation = principal.organisation_id
-                committer = self._large_committer if is_large(rows) else self._committer
-                outcome = await committer.submit(rows)
+                outcome = await self._committers.choose(rows).submit(rows)
                 if not isinstance(outcome, IdReused):
                     break
                 answered |= matching_answers(messages, outcome.answers, access, batch=batch)

@@ -28,6 +28,7 @@ from rooms.domain.ids import IdGenerator, RoomId, SubscriptionId
 from rooms.metrics import Metrics
 from rooms.ports import Clock
 from rooms.publishing.backpressure import SaturatedEndpoints
+from rooms.publishing.committers import Committers
 from rooms.publishing.deferred_checks import Checker
 from rooms.publishing.group_commit import GroupCommitter
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES
@@ -47,6 +48,8 @@ RELAYED_REST: Final = 6.0
 """The same with an external broker: the relay and that have work with them, too."""
 LOCK_TIMEOUT_MS: Final = 5_000
 """Longest wait for a lock, such as that of a hanging process on an idempotency key."""
+SHARED_LOCK_TIMEOUT_MS: Final = 300
+"""The same where requests of other rooms wait, too."""
 
 
 @asynccontextmanager
@@ -63,7 +66,7 @@ async def open_publisher(
     saturated: SaturatedEndpoints | None = None,
     writes: WriteCheck | None = None,
 ) -> AsyncIterator[Publisher]:
-    """Open a publisher with two connections. Leaving commits every submitted request.
+    """Open a publisher with four connections. Leaving commits every submitted request.
 
     Give `routing` and `saturated` to share them with listeners that update them. `writes` is
     notified of the outcome of each commit.
@@ -77,13 +80,18 @@ async def open_publisher(
     )
     after_commit = _AfterCommit(signals, meter, writes, clock=clock, uses_relay=settings.uses_relay)
 
+    def choose_for_contended(room: RoomId) -> GroupCommitter:
+        return committers.choose_for_contended(room)
+
     @asynccontextmanager
-    async def open_committer(*, is_bulk: bool) -> AsyncIterator[GroupCommitter]:
+    async def open_committer(
+        *, is_bulk: bool = False, waits_shortly: bool = False
+    ) -> AsyncIterator[GroupCommitter]:
         async with (
             LogWriter(
                 url,
                 kind=PUBLISHER,
-                lock_timeout_ms=LOCK_TIMEOUT_MS,
+                lock_timeout_ms=SHARED_LOCK_TIMEOUT_MS if waits_shortly else LOCK_TIMEOUT_MS,
                 broker_mode=settings.broker_mode,
                 isolated=False,
             ) as writer,
@@ -93,20 +101,26 @@ async def open_publisher(
                 on_failure=writes.failed,
                 pacer=pacer,
                 is_bulk=is_bulk,
+                choose_for_contended=choose_for_contended if waits_shortly else None,
             ) as committer,
         ):
             yield committer
 
     async with (
         open_sandbox(settings, metrics) as sandbox,
-        open_committer(is_bulk=False) as committer,
-        open_committer(is_bulk=True) as large_committer,
+        open_committer() as contended,
+        open_committer(is_bulk=True, waits_shortly=True) as large,
+        open_committer(waits_shortly=True) as keyed,
+        open_committer() as plain,
         QuotaKeeper(
             functools.partial(sync_used, engine),
             clock.monotonic,
             on_refused=lambda limit: metrics.quota_refused.labels(limit.value).inc(),
         ) as quotas,
     ):
+        committers = Committers(
+            plain=plain, keyed=keyed, large=large, contended=contended, monotonic=clock.monotonic
+        )
         routing = routing or make_routing_cache(engine, max_schema_bytes=settings.max_schema_bytes)
         find_by_caller_id = functools.partial(find_caller_ids, engine)
         preparer = Preparer(
@@ -117,8 +131,7 @@ async def open_publisher(
         )
         yield Publisher(
             routing=routing,
-            committer=committer,
-            large_committer=large_committer,
+            committers=committers,
             preparation=RequestPreparation(
                 preparer,
                 routing=routing,

@@ -298,6 +298,11 @@ class InsertRows:
             _repeat(fanout, _DUE_NOW) for fanout in self.fanouts
         ]
 
+    @property
+    def takes_locks(self) -> bool:
+        """Return whether its statement waits for others with the same key of any kind."""
+        return bool(self.key is not None or self.caller_ids or self.delivery_ordering)
+
     def unique_keys(self) -> list[tuple[RoomId, str, str | None]]:
         """Return what no other request of a group may also have: its key, and its caller's ids."""
         keys: list[tuple[RoomId, str, str | None]] = [

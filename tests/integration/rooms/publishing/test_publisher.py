@@ -180,7 +180,7 @@ async def test_requests_that_arrive_together_share_a_commit(
     desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = a_room(house, "PUSH")
-    committer = desk.publisher._committer
+    committer = desk.publisher._committers.plain
     write, groups = committer._write, [0]
 
     async def write_when_all_wait(group: Sequence[InsertRows]) -> InsertConflict:
@@ -941,7 +941,7 @@ async def test_a_publish_to_very_many_is_submitted_with_large_ones(
         groups.append(rows.row_count)
         settle(None)
 
-    monkeypatch.setattr(desk.publisher._large_committer, "submit_nowait", submit)
+    monkeypatch.setattr(desk.publisher._committers.large, "submit_nowait", submit)
     answer, outcome = await submitted(desk, house.principal, room, a_message())
     assert answer is not None
     assert outcome is None
@@ -977,7 +977,7 @@ async def test_a_batch_of_few_large_messages_is_submitted_with_large_ones(
             groups.append((len(rows.messages), rows.row_count))
             return None
 
-        monkeypatch.setattr(desk.publisher._large_committer, "submit", submit)
+        monkeypatch.setattr(desk.publisher._committers.large, "submit", submit)
         body = a_batch(*[{"payload": "x" * 250 * 1024}] * 64)
         await desk.publisher.publish_batch(house.principal, room, body, None)
     assert groups == [(64, 128)]
@@ -991,7 +991,7 @@ async def test_a_publish_is_refused_while_too_much_of_its_organisation_waits(
     others_room = a_room(other, "PUSH")
     await send(desk, house, room, a_message())
     await send(desk, other, others_room, a_message())
-    committer = desk.publisher._committer
+    committer = desk.publisher._committers.plain
     write, begun, go_on = committer._write, asyncio.Event(), asyncio.Event()
 
     async def write_later(group: Sequence[InsertRows]) -> InsertConflict:

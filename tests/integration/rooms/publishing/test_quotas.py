@@ -343,12 +343,12 @@ async def test_refusals_of_a_tenant_cost_no_statement(
     monkeypatch.setattr(world.desk.publisher, "_find_by_idempotency_key", counting)
     monkeypatch.setattr(world.keeper._lookups, "_monotonic", lambda: 1.0)
     world.keeper._lookups._buckets.clear()
-    submitted = world.desk.publisher._committer.submit
-    monkeypatch.setattr(world.desk.publisher._committer, "submit", None)
+    committers = world.desk.publisher._committers
+    monkeypatch.setattr(world.desk.publisher, "_committers", None)
     for number in range(1000):
         with pytest.raises(QuotaExceededError):
             await world.publish(quotas=quotas, key=f"k{number}" if number % 2 else None)
-    monkeypatch.setattr(world.desk.publisher._committer, "submit", submitted)
+    monkeypatch.setattr(world.desk.publisher, "_committers", committers)
     assert looked_up == module.LOOKUPS_PER_S
     assert world.stored == 1
     await world.publish()
