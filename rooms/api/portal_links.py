@@ -39,7 +39,7 @@ class Access(StrEnum):
     OPERATE = "operate"
     """Also read payloads, redeliver, shovel, pause and resume."""
     MANAGE = "manage"
-    """Also change the subscription, test its webhook, and rotate its secret."""
+    """Also change how the subscription is called, test its webhook, and rotate its secret."""
 
 
 _SCOPES: Final[Mapping[Access, frozenset[Scope]]] = {

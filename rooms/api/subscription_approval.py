@@ -9,19 +9,14 @@ from msgspec import Meta, Struct
 from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.api.auth import (
-    OF_SUBSCRIPTIONS,
-    Caller,
-    ServicesDep,
-    for_portals,
-    require_scopes,
-)
+from rooms.api.auth import OF_SUBSCRIPTIONS, Caller, ServicesDep, for_portals, require_scopes
 from rooms.api.changes import ChangeDep
 from rooms.api.codec import Body
 from rooms.api.deps import ApiServices
 from rooms.api.errors import documented_responses
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath
+from rooms.api.portal_fields import check_portal_fields
 from rooms.api.subscription_bodies import SubscriptionResponse
 from rooms.api.subscription_creation import replay_history
 from rooms.api.subscription_limits import SubscriptionLimits
@@ -221,13 +216,17 @@ async def reject_subscription(
 async def withdraw_proposal(
     services: ServicesDep, principal: Caller, change: ChangeDep, subscription_id: IdPath
 ) -> SubscriptionResponse:
-    """Take back a change that waits for approval. For the subscriber. 409: there is none."""
+    """Take back a change that waits for approval. For the subscriber. 409: there is none.
+
+    403: a session of a portal may not take back one of `event_types` or `filter`.
+    """
     async with change.transaction() as connection:
         now = await lock_subscription(
             services, connection, principal, parse_subscription(subscription_id)
         )
         if now.proposal is None:
             raise ConflictError("no change of it waits for approval")
+        check_portal_fields(principal, now.proposal)
         change.before = {"proposal": states.visible_proposal(now.proposal)}
         changed = await states.apply(
             connection,

@@ -31,6 +31,7 @@ from rooms.api.params import (
     parse_id,
     parse_room,
 )
+from rooms.api.portal_fields import check_portal_fields
 from rooms.api.subscription_bodies import (
     SubscriptionResponse,
     UpdateSubscription,
@@ -284,6 +285,8 @@ async def change_subscription(
     In another organisation's room a change that needs approval again is stored as `proposal`, and
     the approved values stay in use until the owner approves. Another one replaces it. `***` as the
     value of a header keeps the present value.
+
+    403: a session of a portal may not change `name`, `event_types` and `filter`.
     """
     identity = parse_subscription(subscription_id)
     fields = provided_fields(data)
@@ -301,7 +304,9 @@ async def change_settings(
     *,
     version: int | None = None,
 ) -> Subscription:
-    """Change given fields of an own subscription. NotFoundError, InvalidError, ConflictError.
+    """Change given fields of an own subscription.
+
+    NotFoundError, InvalidError, ConflictError, ForbiddenError.
 
     `version`: the one that the caller has read; ConflictError if it was changed since.
     """
@@ -309,6 +314,7 @@ async def change_settings(
         now = await lock_subscription(
             services, connection, principal, identity, is_changed=bool(fields)
         )
+        check_portal_fields(principal, fields)
         is_routed = bool(fields) and now.status is not SubscriptionStatus.PENDING
         if version is not None and version != now.version:
             raise ConflictError(

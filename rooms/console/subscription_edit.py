@@ -5,6 +5,7 @@ from typing import Any, Final
 from litestar import Response, get, post
 from litestar.params import FromPath
 
+from rooms.api.portal_fields import NOT_FOR_PORTALS
 from rooms.console.api_client import ApiProblemError
 from rooms.console.fields import (
     RETRY_FIELDS,
@@ -83,7 +84,7 @@ async def create_subscription(page: PageDep, room_id: FromPath[str]) -> Response
 async def edit_subscription(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Show the form of a subscription's settings."""
     subscription = await find_subscription(page, subscription_id)
-    values = to_texts(_fields(subscription["type"]), subscription)
+    values = to_texts(_shown_fields(page, subscription), subscription)
     return await _edit_form(page, subscription, values, shown_texts(values))
 
 
@@ -93,7 +94,7 @@ async def change_subscription(page: PageDep, subscription_id: FromPath[str]) -> 
     form = await page.form()
     page.require("manage")
     subscription = await find_subscription(page, subscription_id)
-    fields = _fields(subscription["type"])
+    fields = _shown_fields(page, subscription)
     try:
         changes = read_changes(fields, form)
         now = await page.api.patch(f"/subscriptions/{subscription['id']}", changes)
@@ -106,6 +107,14 @@ async def change_subscription(page: PageDep, subscription_id: FromPath[str]) -> 
         f"{PATH}/{subscription['id']}",
         done="subscription-proposed" if proposed else "subscription-changed",
     )
+
+
+def _shown_fields(page: Page, subscription: dict[str, Any]) -> tuple[Field, ...]:
+    """Return the fields of the form: in a portal only those that its people may change."""
+    found = _fields(subscription["type"])
+    if not page.is_portal:
+        return found
+    return tuple(one for one in found if one.name not in NOT_FOR_PORTALS)
 
 
 def _fields(kind: str, *, new: bool = False) -> tuple[Field, ...]:

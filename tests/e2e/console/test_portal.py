@@ -175,10 +175,12 @@ def test_a_subscriber_mends_its_subscription_in_the_page_of_another_site(
     frame.get_by_role("button", name="Rotate the secret").click()
     frame.get_by_text("whsec_").wait_for()
     frame.get_by_role("link", name="Edit").click()
-    frame.get_by_label("Name", exact=True).fill("renamed")
+    moved = sink.url(f"{world.failing_path}-moved")
+    assert not frame.get_by_label("Filter, in CEL").count()
+    frame.get_by_label("Webhook").fill(moved)
     frame.get_by_role("button", name="Save").click()
-    frame.locator("h1", has_text="renamed").wait_for()
-    assert world.service.get(f"/subscriptions/{world.failing}")["name"] == "renamed"
+    frame.get_by_text("The subscription is changed.").wait_for()
+    assert world.service.get(f"/subscriptions/{world.failing}")["push_url"] == moved
     assert window.page.url == f"http://{shop.netloc}/"
     window.check()
 
