@@ -16,8 +16,9 @@ from rooms.console.page import DOWNLOAD, Page, PageDep
 from rooms.domain.usage import UsagePeriod
 
 PATH: Final = f"{ADMINISTRATION}/usage"
-_MAX_BARS: Final = 200
-"""Hours or days that the charts show: one page of the API."""
+_PAGE: Final = 200
+_MAX_PAGES: Final = ceil(MAX_POINTS / _PAGE)
+"""So many pages of the API have a row for each hour or day that the charts show."""
 _BY: Final = ("organisation", "application", "room", "event_type")
 _DRAWN: Final = ("messages", "bytes", "delivered", "failed_attempts", "sidelined")
 DONE: Final[dict[str, str]] = {}
@@ -34,16 +35,15 @@ async def show_usage(page: PageDep) -> Response[str]:
     elif whose != "*":
         quotas = await page.optional(f"/organisations/{segment(whose)}/quotas")
     found = await page.api.get("/usage", by=by, cursor=page.query("cursor"), **wanted)
-    totals = await page.api.get("/usage", by="", limit=_MAX_BARS, **wanted)
-    periods = _periods(page, wanted)
+    periods, is_cut = _periods(page, wanted)
     return page.render(
         "usage.html",
         quotas=quotas,
         found=found,
-        totals=_by_time(totals["items"], periods),
+        totals=_by_time(await _read_totals(page, wanted, periods), periods),
         first=periods[0] if periods else None,
         last=periods[-1] if periods else None,
-        has_more=totals["next_cursor"] is not None,
+        drawn=len(periods) if is_cut else None,
         per=wanted["per"],
         by=by,
         whose=whose or "",
@@ -61,14 +61,34 @@ async def export_usage(page: PageDep) -> Stream:
     )
 
 
-def _periods(page: Page, wanted: Mapping[str, Any]) -> list[datetime]:
-    """Return the hours or days that are asked for, oldest first; the last 500 at most."""
+def _periods(page: Page, wanted: Mapping[str, Any]) -> tuple[list[datetime], bool]:
+    """Return the last 500 at most of the hours or days that are asked for, oldest first.
+
+    With them, whether there are earlier ones.
+    """
     per = UsagePeriod.DAY if wanted["per"] == UsagePeriod.DAY else UsagePeriod.HOUR
     end = page.format.now if wanted["until"] is None else datetime.fromisoformat(wanted["until"])
     span = timedelta(days=30 if per is UsagePeriod.DAY else 1)
     start = end - span if wanted["since"] is None else datetime.fromisoformat(wanted["since"])
     begin = per.floor(end - min(end - start, (MAX_POINTS - 1) * per.length))
-    return [begin + number * per.length for number in range(ceil((end - begin) / per.length))]
+    count = ceil((end - begin) / per.length)
+    return [begin + number * per.length for number in range(count)], per.floor(start) < begin
+
+
+async def _read_totals(
+    page: Page, wanted: Mapping[str, Any], periods: Sequence[datetime]
+) -> list[Mapping[str, Any]]:
+    """Return the counts of these hours or days, from as many pages of the API as they take."""
+    rows: list[Mapping[str, Any]] = []
+    cursor: str | None = None
+    asked = {**wanted, "since": periods[0].isoformat()} if periods else wanted
+    for _ in range(_MAX_PAGES):
+        found = await page.api.get("/usage", by="", limit=_PAGE, cursor=cursor, **asked)
+        rows += found["items"]
+        cursor = found["next_cursor"]
+        if cursor is None:
+            break
+    return rows
 
 
 def _by_time(

@@ -2,7 +2,10 @@
 
 import csv
 import io
+import re
+from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -155,3 +158,36 @@ async def test_the_first_page_has_each_hour_although_many_share_the_rooms(
     page = await browser.get("/console")
     assert "Published 2,403" in page.text
     assert "at most 103 an hour" in page.text
+
+
+async def hours(browser: Browser, room: int, count: int) -> datetime:
+    """Count one message in each of the last hours; return the time of the newest one."""
+    statement = (
+        "INSERT INTO usage_hours (room_id, hour, owner_id, organisation_id, event_type, application, messages)"
+        " SELECT r.id, date_trunc('hour', now(), 'UTC') - h * interval '1 hour', r.organisation_id,"
+        " r.organisation_id, 'order', 'a', 1 FROM rooms r, generate_series(1, %s) h WHERE r.id = %s"
+        " RETURNING hour"
+    )
+    newest: datetime = max(at for (at,) in await browser.api.sql(statement, count, room))
+    return newest
+
+
+@pytest.mark.parametrize(
+    ("asked", "drawn"), [(24, 24), (200, 200), (250, 250), (499, 499), (720, 499)]
+)
+async def test_every_hour_that_is_drawn_is_counted(
+    browser: Browser, asked: int, drawn: int
+) -> None:
+    """Also more of them than a page of the API has; of more than 500, the last ones."""
+    room = await browser.api.room()
+    newest = await hours(browser, int(room["id"]), 720)
+    until = newest + timedelta(hours=1)
+    since = until - timedelta(hours=asked)
+    await browser.sign_in("viewer")
+    span = {"since": since.isoformat(), "until": until.isoformat()}
+    page = await browser.get(f"{PATH}?{urlencode(span)}")
+    assert f"Published {drawn} " in page.text
+    (chart,) = re.findall(r"<title>Messages published</title>.*?</svg>", page.html, re.DOTALL)[:1]
+    assert chart.count("<rect") == drawn
+    is_cut = "only the last 499 of them are drawn" in page.text
+    assert is_cut is (asked > drawn)
