@@ -48,13 +48,13 @@ StatusSubscriptions = Annotated[
 
 
 class QueueBacklogResponse(Struct, kw_only=True):
-    """Count deliveries that are due, claimed, and due later; the oldest one's wait in seconds.
+    """Count deliveries that are due, and due later; the oldest one's wait in seconds.
 
     null: it is not known.
     """
 
     due: int | None
-    claimed: int | None
+    claimed: Annotated[int | None, Meta(description="Of those, what a worker has taken.")]
     later: int | None
     oldest_seconds: float | None
 
