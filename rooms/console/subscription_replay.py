@@ -1,16 +1,19 @@
 """Replay past messages to a subscription, skip or clear what waits, and delete it."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from litestar import Response, get, post
 from litestar.params import FromPath
 
 from rooms.console.api_client import ApiProblemError, wrong_fields
-from rooms.console.event_types import check_typed
+from rooms.console.event_types import check_typed, field_problem
 from rooms.console.fields import typed_time
 from rooms.console.form import Form
 from rooms.console.page import Page, PageDep
+from rooms.console.rooms import owns
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
+from rooms.domain.ids import created_ms, is_id, room_of
 
 _REPLAY: Final = f"{SUBSCRIPTION}/replay"
 _COUNTED: Final = 200
@@ -116,15 +119,44 @@ def _body(page: Page, form: Form) -> dict[str, Any]:
 
 async def _count(
     page: Page, subscription: dict[str, Any], body: dict[str, Any]
-) -> tuple[int, bool]:
-    """Return the messages of a replay's time, up to a page of them, and whether there are more."""
-    found = await page.api.get(
-        f"/rooms/{subscription['room_id']}/messages",
-        limit=_COUNTED,
-        since=body.get("since"),
-        until=body.get("until"),
-    )
-    return len(found["items"]), found["next_cursor"] is not None
+) -> tuple[int | None, bool]:
+    """Return the messages from a replay's start to its end, up to a page, and whether more follow.
+
+    None: the viewer sees only what it received or published, so it is not known. ApiProblemError.
+    """
+    since, first = body.get("since"), body.get("from_message_id")
+    if (since is None) == (first is None):
+        raise field_problem("since", "give since or from_message_id as the start, one of them")
+    if first is not None:
+        is_known = is_id(first) and first == first.lower()
+        if not is_known or room_of(first) != subscription["room_id"]:
+            raise field_problem("from_message_id", "is not a message of the subscription's room")
+        since = _time_of(first)
+    room = subscription["room"]
+    if room is None or not owns(page, room) or page.me.subscriptions is not None:
+        return None, True
+    path = f"/rooms/{room['id']}/messages"
+    span = {"since": since, "until": body.get("until")}
+    found = await page.api.get(path, limit=_COUNTED, **span)
+    items, cursor = found["items"], found["next_cursor"]
+    if first is not None and items and items[-1]["id"] < first:
+        return sum(one["id"] >= first for one in items), False
+    if first is not None and cursor is not None:
+        # Those before it in its millisecond follow, and are not replayed.
+        further = (await page.api.get(path, limit=1, cursor=cursor, **span))["items"]
+        return len(items), bool(further) and further[0]["id"] >= first
+    return len(items), cursor is not None
+
+
+def _time_of(message_id: str) -> str:
+    """Return a time that includes the whole millisecond of a message's id, and none before it."""
+    # Half a millisecond early, because the API rounds up to a whole one.
+    after_ms = timedelta(milliseconds=created_ms(message_id) - 0.5)
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + after_ms).isoformat()
+    except OverflowError as exc:
+        problem = "is not a message of the subscription's room"
+        raise field_problem("from_message_id", problem) from exc
 
 
 async def _show(
@@ -134,7 +166,7 @@ async def _show(
     error: ApiProblemError | None = None,
     *,
     confirm: str | None = None,
-    counted: tuple[int, bool] | None = None,
+    counted: tuple[int | None, bool] | None = None,
 ) -> Response[str]:
     """`confirm`: the field into which the name was typed wrongly."""
     return page.render(
