@@ -32,19 +32,17 @@ from rooms.domain.job import JobKind
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import (
     ENDED_STATUSES,
+    RESTORABLE,
     UNFINISHED,
-    Event,
     Scope,
     State,
     SubscriptionStatus,
-    states_allowing,
 )
 from rooms.errors import ConflictError, FieldProblem, InvalidError
 from rooms.publishing.request import MAX_TEXT
 
 _WRITE: Final = require_scopes(Scope.OPERATE, allows=BELOW_ROOM)
-_RESTORABLE: Final = UNFINISHED | states_allowing(Event.RESTORE)
-_RESTORABLE_NAMES: Final = ", ".join(sorted(_RESTORABLE))
+_RESTORABLE_NAMES: Final = ", ".join(sorted(RESTORABLE))
 
 
 class CreateRestore(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -191,7 +189,7 @@ def _states(request: CreateRestore) -> list[str]:
     if request.states is None:
         chosen = UNFINISHED
     else:
-        wrong = [n for n, state in enumerate(request.states) if state not in _RESTORABLE]
+        wrong = [n for n, state in enumerate(request.states) if state not in RESTORABLE]
         if wrong:
             raise InvalidError(
                 *(

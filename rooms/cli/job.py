@@ -24,7 +24,7 @@ from rooms.cli.options import (
     set_fields,
 )
 from rooms.domain.job import JobKind, JobState
-from rooms.domain.state_machine import UNFINISHED, Event, states_allowing
+from rooms.domain.state_machine import RESTORABLE
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _progress_bar(*, shown: bool) -> Any:
     )
 
 
-_STATES = [state.value for state in sorted(UNFINISHED | states_allowing(Event.RESTORE))]
+_STATES = [state.value for state in sorted(RESTORABLE)]
 
 
 def show_accepted_job(

@@ -18,7 +18,7 @@ from rooms.console.filters import CORRECTABLE, is_filtered, read_filters, to_utc
 from rooms.console.formatting import first_lines
 from rooms.console.page import DOWNLOAD, HOME, Page, PageDep
 from rooms.domain.message import MessageStatus
-from rooms.domain.state_machine import UNFINISHED, Event, State, states_allowing
+from rooms.domain.state_machine import RESTORABLE, UNFINISHED, State
 from rooms.errors import ForbiddenError
 
 _LIST: Final = f"{HOME}/rooms/{{room_id:str}}/messages"
@@ -32,7 +32,6 @@ _MORE: Final = (
     "application",
 )
 FILTERS: Final = ("event_type", "state", "since", "until", "business_key", *_MORE)
-_RESTORABLE: Final = frozenset(state.value for state in UNFINISHED | states_allowing(Event.RESTORE))
 _UNFINISHED: Final = frozenset(state.value for state in UNFINISHED)
 _STEPS: Final = 200
 _DELIVERIES: Final = 50
@@ -216,7 +215,7 @@ async def _show(
         waiting=sum(states.get(name, 0) for name in ("scheduled", "queued", "held")),
         in_flight=states.get("leased", 0),
         restorable=[
-            (name, count, name in ticked) for name, count in states.items() if name in _RESTORABLE
+            (name, count, name in ticked) for name, count in states.items() if name in RESTORABLE
         ],
         values=typed,
     )

@@ -3,6 +3,8 @@
 What is restored, cleared or deleted is shown in numbers before.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from litestar import Response, get, post
@@ -30,7 +32,7 @@ from rooms.domain.room import (
     DEFAULT_DELIVERY_DELAY_MS,
     DEFAULT_DELIVERY_DELAY_MULTIPLIER,
 )
-from rooms.domain.state_machine import SubscriptionStatus
+from rooms.domain.state_machine import RESTORABLE, State, SubscriptionStatus
 
 PATH: Final = f"{HOME}/rooms"
 ROOM: Final = f"{PATH}/{{room_id:str}}"
@@ -265,7 +267,8 @@ async def restore_room(page: PageDep, room_id: FromPath[str]) -> Response[Any]:
     try:
         await page.api.post(f"/rooms/{room['id']}/restore", given)
     except ApiProblemError as exc:
-        return await _show_maintenance(page, room, exc)
+        values = form.values() | {"states": "\n".join(form.many("states"))}
+        return await _show_maintenance(page, room, exc, values=values)
     return page.redirect(f"{PATH}/{room['id']}/maintenance", done="room-restoring")
 
 
@@ -305,14 +308,17 @@ async def _show_maintenance(
     error: ApiProblemError | None = None,
     *,
     confirm: str | None = None,
+    values: Mapping[str, str] = MappingProxyType({}),
 ) -> Response[str]:
-    """`confirm`: the field into which the name was typed wrongly."""
+    """`confirm`: the field into which the name was typed wrongly. `values`: of the restore."""
     return page.render(
         "room_maintenance.html",
         refused=error,
         room=room,
         counts=await page.api.get(f"/rooms/{room['id']}/counts"),
         jobs=await page.optional("/jobs", room_id=room["id"], limit=10),
+        states=[(one.value, page.label_of(one.value)) for one in State if one in RESTORABLE],
+        values=values,
         wrong=wrong_fields(error, {"confirm": confirm}),
     )
 

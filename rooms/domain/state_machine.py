@@ -234,3 +234,7 @@ def states_allowing(event: Event) -> frozenset[State]:
     return frozenset(
         state for state, happened in TRANSITIONS if happened is event and state is not None
     )
+
+
+RESTORABLE: Final = UNFINISHED | states_allowing(Event.RESTORE)
+"""The states whose deliveries a restore sends again."""

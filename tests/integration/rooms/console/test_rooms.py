@@ -1,8 +1,11 @@
 """Test the pages about rooms."""
 
+import re
+
 import pytest
 
-from tests.integration.rooms.console.browser import Browser
+from rooms.domain.state_machine import RESTORABLE
+from tests.integration.rooms.console.browser import Browser, Document
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 
@@ -174,6 +177,37 @@ async def test_a_room_is_restored_cleared_and_deleted(browser: Browser) -> None:
     gone = await browser.submit(page, f"{at}/delete", confirm_delete="shop")
     assert "The room is deleted" in gone.text
     assert (await browser.api.call("GET", f"/rooms/{room['id']}")).status_code == 404
+
+
+async def test_a_restore_offers_each_state_that_it_takes_and_keeps_what_was_typed(
+    browser: Browser,
+) -> None:
+    room = await browser.api.room("shop")
+    at = f"/console/rooms/{room['id']}/maintenance"
+    await browser.sign_in("owner")
+    page = await browser.get(at)
+    assert offered(page) == set(RESTORABLE)
+    states = sorted(RESTORABLE)
+    fields = {**dict(page.form(f"{at}/restore").fields), "include_expired": "on"}
+    wrong = {**fields, "states": states, "since": "soon"}
+    refused = await browser.post(f"{at}/restore", wrong)
+    assert refused.status == 422
+    kept = refused.form(f"{at}/restore").fields
+    assert sorted(value for name, value in kept if name == "states") == states
+    assert {("since", "soon"), ("include_expired", "on")} <= set(kept)
+    assert not (await browser.api.call("GET", "/jobs")).json()["items"]
+    done = await browser.post(f"{at}/restore", {**fields, "states": states})
+    assert "The restore has begun" in done.text
+    (job,) = (await browser.api.call("GET", "/jobs")).json()["items"]
+    assert job["arguments"]["states"] == states
+    refused = await browser.post(f"{at}/restore", {**fields, "states": ["sidelined", "queued"]})
+    assert refused.status == 422
+    assert "states[0]: cannot be restored" in refused.text
+
+
+def offered(page: Document) -> set[str]:
+    """Return the states that may be ticked."""
+    return set(re.findall(r'name="states" value="([a-z_]+)"', page.html))
 
 
 async def test_a_viewer_changes_nothing_of_a_room(browser: Browser) -> None:
