@@ -42,6 +42,8 @@ SUGGESTED: Final = {
     "delivery_attempts": str(DEFAULT_DELIVERY_ATTEMPTS),
 }
 _SHOWN: Final = 50
+_COUNTED: Final = 200
+"""So many event types and subscriptions are counted."""
 _STATUSES: Final = tuple(
     status.value for status in SubscriptionStatus if status is not SubscriptionStatus.DELETED
 )
@@ -105,18 +107,15 @@ async def show_room(page: PageDep, room_id: FromPath[str]) -> Response[str]:
     """Show a room: how much it has, when it retries, and its policy."""
     room = await find_room(page, room_id)
     at = f"/rooms/{room['id']}"
-    subscriptions = await page.optional(f"{at}/subscriptions", limit=200)
-    waiting = [
-        one
-        for one in (subscriptions or {}).get("items", ())
-        if one["status"] == "pending" or one["proposal"] is not None
-    ]
+    pending = None
+    if owns(page, room):
+        pending = await page.optional(f"{at}/subscriptions", status="pending", limit=_COUNTED)
     return page.render(
         "room.html",
         room=room,
-        event_types=await page.optional(f"{at}/event-types", limit=200),
-        subscriptions=subscriptions,
-        pending=len(waiting) if owns(page, room) else 0,
+        event_types=await page.optional(f"{at}/event-types", limit=_COUNTED),
+        subscriptions=await page.optional(f"{at}/subscriptions", limit=_COUNTED),
+        pending=pending,
         status=await page.optional("/status", room_id=room["id"], limit=_UNWELL),
         conditions=health_labels(page),
         schedule=read_schedule(room),

@@ -210,6 +210,26 @@ def offered(page: Document) -> set[str]:
     return set(re.findall(r'name="states" value="([a-z_]+)"', page.html))
 
 
+async def test_all_that_waits_for_approval_is_counted(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where newer subscriptions fill a page of the API."""
+    monkeypatch.setattr("rooms.console.rooms._COUNTED", 2)
+    fields = {"visibility": "listed", "subscription_policy": "approval"}
+    room = (await browser.api.room("shop", **fields))["id"]
+    at, shown = f"/rooms/{room}/subscriptions", f"/console/rooms/{room}"
+    await browser.api.made(at, {"name": "crm", "type": "PULL"}, "stranger")
+    for name in ("a", "b"):
+        await browser.api.subscription(room, name)
+    await browser.sign_in("owner")
+    page = await browser.get(shown)
+    assert "Subscriptions 2+" in page.text
+    assert "Waiting for approval 1" in page.text
+    for number in range(2):
+        await browser.api.made(at, {"name": f"crm-{number}", "type": "PULL"}, "stranger")
+    assert "Waiting for approval 2+" in (await browser.get(shown)).text
+
+
 async def test_a_viewer_changes_nothing_of_a_room(browser: Browser) -> None:
     room = await browser.api.room("shop")
     await browser.api.made(f"/rooms/{room['id']}/event-types", {"name": "made"})
