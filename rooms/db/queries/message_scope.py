@@ -206,7 +206,7 @@ async def find_participant_scope(
     """Return the scope of a principal that takes part in a room, or did.
 
     What it published or received stays visible to it, so an ended subscription and a revoked grant
-    of its own count too. NotFoundError.
+    of its own count too, unless it was revoked before it began. NotFoundError.
     """
     scope = await find_scope(connection, principal, room)
     if scope.publisher is None:
@@ -224,6 +224,10 @@ async def find_participant_scope(
                     and_(
                         grants.c.organisation_id == organisation,
                         grants.c.starts_at <= func.now(),
+                        or_(
+                            grants.c.revoked_at.is_(None),
+                            grants.c.revoked_at > grants.c.starts_at,
+                        ),
                     ),
                     and_(grants.c.organisation_id.is_(None), LIVE_GRANT),
                 ),

@@ -385,3 +385,22 @@ async def test_the_grants_of_all_own_rooms_are_one_list(api: Api) -> None:
     body = {"name": "restricted", "scopes": ["manage"], "rooms": [older]}
     restricted = (await api.made("/keys", body, owner.key))["key"]
     assert await ids(restricted) == [one for room, one in expected if room == older]
+
+
+async def test_a_grant_that_was_revoked_before_it_began_opens_no_room(api: Api) -> None:
+    """One that was valid keeps open what its organisation published or received."""
+    owner, early, former = await member(api), await member(api), await member(api)
+    room = await shared_room(api, owner)
+    path = f"/rooms/{room}/messages"
+    for kind in ("publish", "subscribe"):
+        given = await grant(api, owner, room, early.id, kind=kind, starts_at=at(3600))
+        assert (await api.call("GET", path, early.key)).status_code == 404
+        await revoke(api, owner, room, given)
+    await revoke(api, owner, room, await grant(api, owner, room, former.id))
+    begun = await api.sql(
+        "UPDATE grants SET starts_at = now(), revoked_at = now() - interval '1 min'"
+        " WHERE starts_at > now() RETURNING 1"
+    )
+    assert len(begun) == 2
+    assert (await api.call("GET", path, early.key)).status_code == 404
+    assert (await api.call("GET", path, former.key)).status_code == 200
