@@ -13,7 +13,10 @@ T = TypeVar("T")
 PageT = TypeVar("PageT")
 
 MAX_LIMIT: Final = 200
-_MAX_CURSOR: Final = 512
+MAX_CURSOR: Final = 4096
+"""Characters of a cursor. That of the longest position is shorter: a name of 512 characters, of up
+to 4 bytes each.
+"""
 
 Limit = Annotated[
     int, QueryParameter(ge=1, le=MAX_LIMIT, description="The most items that a page holds.")
@@ -81,7 +84,7 @@ def decode_cursor(cipher: Cipher, list_name: str, cursor: str | None) -> str | N
     if cursor is None:
         return None
     try:
-        if len(cursor) > _MAX_CURSOR:
+        if len(cursor) > MAX_CURSOR:
             raise ValueError("too long")
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
         return cipher.decrypt(urlsafe_b64decode(padded), _cursor_purpose(list_name)).decode()

@@ -105,6 +105,21 @@ async def test_each_person_is_listed_once_by_name(browser: Browser) -> None:
     assert grace["signed_in_at"] > ada["signed_in_at"]
 
 
+async def test_a_page_ends_with_a_long_name_in_any_letters(browser: Browser) -> None:
+    names = ["a", "\u6f22" * 128, "\U00020000" * 128]
+    for name in names:
+        await browser.sign_in("viewer", name=name)
+    found: list[str] = []
+    cursor: str | None = None
+    while len(found) < len(names):
+        params = {"limit": 1, **({"cursor": cursor} if cursor else {})}
+        answer = await browser.api.call("GET", "/people", params=params)
+        assert answer.status_code == 200, answer.text
+        found += [one["name"] for one in answer.json()["items"]]
+        cursor = answer.json()["next_cursor"]
+    assert (found, cursor) == (names, None)
+
+
 async def test_others_are_not_seen_nor_signed_out(browser: Browser) -> None:
     api = browser.api
     await browser.sign_in("owner", name="ada")
