@@ -13,6 +13,8 @@ So a message of an organisation without a backlog waits for one claim of another
 backlogged organisations get the same number of rows a round. Without a backlog every claim is for
 all, as if there were no turns.
 
+Deleted subscriptions of a backlogged organisation are skipped once a claim has taken rows of them.
+
 Within a backlogged organisation a subscription to which half of a full claim goes is backlogged in
 the same way: its turns alternate with those of all others of its organisation. So a burst to one
 webhook does not delay the other webhooks of its organisation. A burst to many at once does.
@@ -40,6 +42,11 @@ _ORGANISATION_SHARE: Final = 16
 _SUBSCRIPTION_SHARE: Final = 2
 """The same for a subscription among those of its organisation. If several of them took turns, each
 claim would read the rows of all others that are due in between.
+"""
+MAX_ENDED: Final = 2_000
+"""Subscriptions that have ended and are skipped by name, with every claim that skips their owners.
+
+What further ones have goes in order of arrival with all others.
 """
 _IDLE_TURNS: Final = 4
 """Turns of backlogged subscriptions between claims that find nothing of their organisation."""
@@ -204,7 +211,7 @@ class _PartyTurns(Generic[PartyT, ClaimT]):
         self.others_rows += taken
         if exhausted or len(self.backlogged) >= MAX_BACKLOGGED:
             return None
-        # A claim does not skip what was deleted, whose owner may be backlogged already.
+        # A claim skips no deleted subscription that none has met, and its owner may be backlogged.
         found = {party: rows for party, rows in counts().items() if party not in self.backlogged}
         party = max(found, key=found.__getitem__, default=None)
         if party is None or found[party] * self._share < sum(found.values()):
@@ -212,6 +219,9 @@ class _PartyTurns(Generic[PartyT, ClaimT]):
         self.backlogged[party] = _Backlog(self.others.copy(), self.others_rows)
         self._turns_left = 0
         return party
+
+    def repeat_turn_of_others(self) -> None:
+        self._turns_left = 0
 
     def reset(self) -> None:
         self.others.reset()
@@ -225,8 +235,8 @@ class ClaimTurn(Generic[ClaimT]):
 
     `organisation`: the backlogged one whose turn it is; None: all others. `subscription`: the
     backlogged one of it; None: all its others. The claim skips the organisations of `excluded` and
-    the subscriptions of `excluded_subscriptions`. `share`: as many rows as all other organisations
-    had since its last turn.
+    the subscriptions of `excluded_subscriptions`. `ended`: deleted ones of the organisations.
+    `share`: as many rows as all other organisations had since its last turn.
     """
 
     organisation: OrganisationId | None
@@ -235,6 +245,7 @@ class ClaimTurn(Generic[ClaimT]):
     excluded_subscriptions: Sequence[SubscriptionId]
     watermarks: ClaimWatermarks[ClaimT]
     marks_version: int
+    ended: Sequence[SubscriptionId] = ()
     share: int = 0
 
 
@@ -251,6 +262,8 @@ class ClaimTurns(Generic[ClaimT]):
         )
         self._subscriptions: dict[OrganisationId, _PartyTurns[SubscriptionId, ClaimT]] = {}
         """Of each backlogged organisation; its marks are those of the others among them."""
+        self._ended: dict[OrganisationId, dict[SubscriptionId, None]] = {}
+        """Subscriptions of backlogged organisations that were deleted, or ended otherwise."""
         self.has_several_organisations = True
         """Without a second organisation no claim in turn is for others."""
         self._marks_version = 0
@@ -276,7 +289,20 @@ class ClaimTurns(Generic[ClaimT]):
     def next_of_others(self) -> ClaimTurn[ClaimT]:
         """Return the next claim for all that are not backlogged."""
         turn = self._organisations.next_of_others()
-        return ClaimTurn(None, None, turn.excluded, (), turn.watermarks, self._marks_version)
+        return ClaimTurn(
+            None,
+            None,
+            turn.excluded,
+            (),
+            turn.watermarks,
+            self._marks_version,
+            self._ended_of(turn.excluded),
+        )
+
+    def _ended_of(self, organisations: Sequence[OrganisationId]) -> Sequence[SubscriptionId]:
+        if not self._ended:
+            return ()
+        return [ended for known in organisations for ended in self._ended.get(known, ())]
 
     def _within(
         self, organisation: OrganisationId, turn: _PartyTurn[OrganisationId, ClaimT]
@@ -291,6 +317,7 @@ class ClaimTurns(Generic[ClaimT]):
             inner.excluded,
             inner.watermarks,
             self._marks_version,
+            self._ended_of(turn.excluded),
             share,
         )
 
@@ -320,6 +347,9 @@ class ClaimTurns(Generic[ClaimT]):
                     share=_SUBSCRIPTION_SHARE,
                     idle_turns=_IDLE_TURNS,
                 )
+            if self._note_ended(claim):
+                # It took what it should have skipped.
+                organisations.repeat_turn_of_others()
             return added
         subscriptions = self._subscriptions[turn.organisation]
         if turn.subscription is not None:
@@ -340,11 +370,31 @@ class ClaimTurns(Generic[ClaimT]):
             finished = exhausted and not subscriptions.backlogged and not kept
         if not exhausted:
             self._full_at_us[turn.organisation] = claim.at_us
+        self._note_ended(claim)
         organisations.end_turn(turn.organisation, taken=len(claim.tasks), finished=finished)
         if finished:
             del self._subscriptions[turn.organisation], self._full_at_us[turn.organisation]
+            self._ended.pop(turn.organisation, None)
             self._marks_version += 1
         return None
+
+    def _note_ended(self, claim: ClaimT) -> bool:
+        """Skip the subscriptions that have ended from now on; return whether some are new."""
+        if not self._subscriptions:
+            return False
+        before = count = sum(map(len, self._ended.values()))
+        for task in claim.tasks:
+            if task.subscription_version is not None:
+                continue
+            # A row of a room may outlive its subscription's for a moment, and has no owner then.
+            owner = claim.organisations.get(task.subscription_id)
+            if owner is None or owner not in self._subscriptions:
+                continue
+            known = self._ended.setdefault(owner, {})
+            if task.subscription_id not in known and count < MAX_ENDED:
+                known[task.subscription_id] = None
+                count += 1
+        return count > before
 
     def is_backlogged(self, organisation: OrganisationId) -> bool:
         """Return whether an organisation takes turns."""

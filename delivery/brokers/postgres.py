@@ -231,6 +231,7 @@ class PostgresConsumer:
             dead_workers=self._dead_workers,
             excluded=excluded.union(turn.excluded_subscriptions),
             excluded_organisations=turn.excluded,
+            ended=turn.ended,
         )
         if claim.row_count >= _MIN_BATCH:
             took_s = max(0.001, time.monotonic() - now)

@@ -132,6 +132,7 @@ class RelayClaims:
             dead_relays=self._dead_relays,
             excluded_organisations=turn.excluded,
             excluded_subscriptions=turn.excluded_subscriptions,
+            ended=turn.ended,
             with_owners=turn.organisation is not None,
         )
         self._record(turn, batch, exhausted=batch.left_nothing_due(limit))

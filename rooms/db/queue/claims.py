@@ -39,10 +39,10 @@ _RECENT_MS: Final = 86_400_000
 # and taken, so the scan does not read dead rows that an old snapshot keeps. This is the one hot
 # statement that spans rooms: a worker serves all of them. Five kinds of rows come back, in this
 # order: the copies; each of their priorities once with the highest due time; each of their
-# subscriptions that is not deleted; each of their messages; and the time and the snapshot that the
-# statement saw. Messages are looked up only in the days between `first` and `last`: the tables and
-# indexes of all other days are not even opened. Older ones are looked up by another statement.
-# (`outcomes` explains "<= ANY".)
+# subscriptions, without a version if it has ended; each of their messages; and the time and the
+# snapshot that the statement saw. Messages are looked up only in the days between `first` and
+# `last`: the tables and indexes of all other days are not even opened. Older ones are looked up by
+# another statement. (`outcomes` explains "<= ANY".)
 _CLAIM_TEMPLATE: Final = """
 WITH picked AS MATERIALIZED (
     SELECT o.at FROM unnest(%(low)s::int8[]) WITH ORDINALITY AS p (low, n), LATERAL (
@@ -67,11 +67,12 @@ FROM claimed c
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, c.priority, (extract(epoch FROM max(c.due_at)) * 1000000)::int8,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM claimed c GROUP BY c.priority
-UNION ALL SELECT 0, NULL, NULL, NULL, s.id::text, NULL, NULL, NULL, NULL, NULL, NULL, s.version, s.organisation_id::text,
+UNION ALL SELECT 0, NULL, NULL, NULL, s.id::text, NULL, NULL, NULL, NULL, NULL, NULL,
+    CASE WHEN s.status NOT IN ('deleted', 'rejected', 'terminated') THEN s.version END, s.organisation_id::text,
     NULL, NULL, NULL, NULL, NULL
 FROM (SELECT DISTINCT room_id, subscription_id FROM claimed) c CROSS JOIN LATERAL (
     SELECT s.id, s.version, s.status, s.organisation_id FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.subscription_id LIMIT 1
-) s WHERE s.status NOT IN ('deleted', 'rejected', 'terminated')
+) s
 UNION ALL SELECT 0, NULL, {identity}, m.id::text, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, m.event_type, m.event_version,
     m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8, m.headers, m.payload
 FROM (SELECT DISTINCT room_id, message_id FROM claimed) c CROSS JOIN LATERAL (
@@ -84,9 +85,16 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (extract(epo
     pg_snapshot_xmax(pg_current_snapshot())::text::int8, NULL, NULL
 """
 # The subscriptions of the organisations that are skipped are hashed once, however many there are.
-OF_OTHER_ORGANISATIONS: Final = """
-            AND subscription_id NOT IN (
-                SELECT s.id FROM subscriptions s WHERE s.organisation_id = ANY (%(organisations)s::uuid[]) AND s.status <> 'deleted')"""
+# Deleted ones are in no index of organisations, and may be many more. So claims name those that
+# they have met.
+_OF_ORGANISATIONS: Final = """
+                SELECT s.id FROM subscriptions s WHERE s.organisation_id = ANY (%(organisations)s::uuid[]) AND s.status <> 'deleted'"""
+OF_OTHER_ORGANISATIONS: Final = f"""
+            AND subscription_id NOT IN ({_OF_ORGANISATIONS})"""
+OF_OTHERS_AND_NOT_ENDED: Final = f"""
+            AND subscription_id NOT IN ({_OF_ORGANISATIONS}
+                UNION ALL SELECT unnest(%(ended)s::uuid[]))"""
+"""The same, without further subscriptions."""
 LARGEST_ORGANISATION: Final = """(
         SELECT s.organisation_id::text FROM (SELECT room_id, subscription_id, count(*) AS n FROM {} GROUP BY 1, 2) c
         CROSS JOIN LATERAL (
@@ -94,7 +102,9 @@ LARGEST_ORGANISATION: Final = """(
         ) s WHERE s.status <> 'deleted' GROUP BY 1 ORDER BY sum(c.n) DESC LIMIT 1)"""
 """The organisation with the most rows of a CTE, but for those which are never skipped."""
 _CLAIM: Final = _CLAIM_TEMPLATE.format(identity=PROPERTIES, others="")
-_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(identity=PROPERTIES, others=OF_OTHER_ORGANISATIONS)
+_CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(
+    identity=PROPERTIES, others=OF_OTHERS_AND_NOT_ENDED
+)
 
 _LOAD_MESSAGES: Final = f"""
 SELECT 0, m.id::text, {PROPERTIES}, m.event_type, m.event_version, m.correlation_id, (extract(epoch FROM m.published_at) * 1000)::int8,
@@ -157,7 +167,7 @@ class ClaimedBatch:
     `at_us`: its time in epoch microseconds; `xmin`: the oldest transaction that was running;
     `xmax`: the first one that had not begun; `highest_due_us`: of each priority the highest due
     time taken; `row_count`: how many rows were claimed, including those whose messages are gone;
-    `organisations`: the owners of the subscriptions that are not deleted.
+    `organisations`: the owners of the subscriptions, also of those that have ended.
     """
 
     at_us: int
@@ -200,6 +210,7 @@ class Outbox:
         dead_workers: Sequence[int],
         excluded: frozenset[SubscriptionId],
         excluded_organisations: Sequence[OrganisationId] = (),
+        ended: Sequence[SubscriptionId] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> ClaimedBatch:
         """Claim up to `limit` due PUSH copies for `claim_s` seconds.
@@ -207,11 +218,15 @@ class Outbox:
         `watermarks_us`: for each priority from 9 down to 0 the due time (epoch microseconds) below
         which the scan need not begin; `dead_workers`: workers whose claims do not count;
         `excluded`, `excluded_organisations`: subscriptions to skip, and the owners of further ones;
+        `ended`: deleted ones of these organisations;
         `deadline`: set on the copies; `now_ms`: this process's time of day, around which messages
         are found at once; `monotonic`: the clock on which their expiry is computed.
         """
         others = (
-            {"organisations": literal_array(excluded_organisations)}
+            {
+                "organisations": literal_array(excluded_organisations),
+                "ended": literal_array(ended),
+            }
             if excluded_organisations
             else {}
         )

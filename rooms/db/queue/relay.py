@@ -15,7 +15,7 @@ from typing import Final
 
 from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import literal_array, number_array, text_array, word_array
-from rooms.db.queue.claims import OF_OTHER_ORGANISATIONS, count_by_organisation
+from rooms.db.queue.claims import OF_OTHERS_AND_NOT_ENDED, count_by_organisation
 from rooms.db.queue.delivery_properties import PROPERTIES, add_sequences, parse_properties
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import (
@@ -102,14 +102,14 @@ UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) F
 """  # noqa: S608 - constants of this package
 _CLAIM: Final = _CLAIM_TEMPLATE.format(others="")
 _CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(
-    others=OF_OTHER_ORGANISATIONS + " AND subscription_id <> ALL (%(excluded)s::uuid[])"
+    others=OF_OTHERS_AND_NOT_ENDED + " AND subscription_id <> ALL (%(excluded)s::uuid[])"
 )
 
 _OWNERS: Final = """
 SELECT 0, s.id::text, s.organisation_id::text
 FROM unnest(%(room)s::int4[], %(subscription)s::uuid[]) AS v (room_id, subscription_id), LATERAL (
     SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
-) s WHERE s.status <> 'deleted' UNION ALL SELECT 0, NULL, NULL
+) s UNION ALL SELECT 0, NULL, NULL
 """
 
 # An expired claim does not count: another relay has claimed and sent what it sent. Otherwise a
@@ -273,6 +273,7 @@ class RelayOutbox:
         dead_relays: Sequence[int],
         excluded_organisations: Sequence[OrganisationId] = (),
         excluded_subscriptions: Sequence[SubscriptionId] = (),
+        ended: Sequence[SubscriptionId] = (),
         with_owners: bool = False,
     ) -> RelayBatch:
         """Claim up to `limit` rows for `claim_s` seconds.
@@ -280,13 +281,15 @@ class RelayOutbox:
         What is due comes first, by priority and due time, then what is due later. `watermarks_us`:
         for priorities from 9 down to 0, due times (epoch microseconds) below which the scan need
         not begin; `dead_relays`: relays whose claims do not count; `excluded_organisations`: owners
-        of subscriptions to skip; `excluded_subscriptions`: further ones; `with_owners`: name the
-        owners of what was taken, as a full claim always does. Expiry is by PostgreSQL's clock.
+        of subscriptions to skip; `excluded_subscriptions`: further ones; `ended`: deleted ones of
+        these organisations; `with_owners`: name the owners of what was taken, as a full claim
+        always does. Expiry is by PostgreSQL's clock.
         """
         others = (
             {
                 "organisations": literal_array(excluded_organisations),
                 "excluded": literal_array(excluded_subscriptions),
+                "ended": literal_array(ended),
             }
             if excluded_organisations or excluded_subscriptions
             else {}

@@ -569,6 +569,48 @@ async def test_a_burst_of_one_organisation_keeps_no_other_waiting(
     assert sum(batch.count(small) for batch in seen) == 5
 
 
+@pytest.mark.parametrize("status", ["deleted", "terminated"])
+@pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "known"])
+async def test_a_backlog_of_an_ended_subscription_keeps_no_other_waiting(
+    installation: Installation, status: str, *, is_known: bool
+) -> None:
+    """It ends before any claim, or while its organisation takes turns already."""
+    large, small = await installation.subscribe(), await installation.subscribe()
+    await other_organisation(installation, small)
+    await installation.publish_many(large, 5_000, due=ago(60))
+    consumer = PostgresConsumer(installation.url, credit=10_000, claim_s=60, poll_s=600)
+    async with batches(consumer) as found:
+        if is_known:
+            for _ in range(2):
+                assert {copy.subscription_id for copy in await anext(found)} == {large}
+        await installation.rows(
+            "UPDATE subscriptions SET status = %s, version = version + 1 WHERE id = %s",
+            status,
+            large,
+        )
+        await installation.publish_many(small, 1, due=ago(1))
+        batch = await anext(found) + await anext(found)
+    assert [copy.subscription_id for copy in batch].count(small) == 1
+    ended = {copy.subscription_version for copy in batch if copy.subscription_id == large}
+    assert ended == {None}, "they will be cancelled"
+
+
+async def test_rows_whose_subscription_is_gone_keep_no_other_organisation_from_taking_turns(
+    installation: Installation,
+) -> None:
+    gone, large, small = [await installation.subscribe() for _ in range(3)]
+    await other_organisation(installation, small)
+    await installation.publish_many(gone, 10, due=ago(70))
+    await installation.publish_many(large, 3_000, due=ago(60))
+    await installation.publish_many(small, 3, due=ago(1))
+    await installation.rows("DELETE FROM subscriptions WHERE id = %s", gone)
+    consumer = PostgresConsumer(installation.url, credit=10_000, claim_s=60, poll_s=600)
+    async with batches(consumer) as found:
+        first, second = [await anext(found) for _ in range(2)]
+    assert [copy.subscription_version for copy in first[:10]] == [None] * 10
+    assert [copy.subscription_id for copy in second] == [small] * 3
+
+
 async def test_claims_are_small_from_the_second_one_of_a_burst_beside_another_organisation(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -194,6 +194,8 @@ class Queue:
     rows: list[tuple[int, str]]
     now_us: int = T0
     excluded: frozenset[SubscriptionId] = NO_EXCLUSIONS
+    ended: set[str] = field(default_factory=set)
+    """Owners whose subscription was deleted: claims skip them only by its name."""
 
     def claim(self) -> list[str]:
         """Claim as the consumer does, and return the owner of each row."""
@@ -202,7 +204,11 @@ class Queue:
         taken = [
             (due, owner)
             for due, owner in sorted(self.rows)
-            if organisation_of(owner) not in turn.excluded
+            if (
+                owner not in turn.ended
+                if owner in self.ended
+                else organisation_of(owner) not in turn.excluded
+            )
             and owner not in turn.excluded_subscriptions
             and owner not in self.excluded
             and due >= low
@@ -216,7 +222,10 @@ class Queue:
             xmax=10,
             highest_due_us={4: max(due for due, _ in taken)} if taken else {},
             row_count=len(taken),
-            tasks=[make_task(owner) for _, owner in taken],
+            tasks=[
+                replace(make_task(owner), subscription_version=None if owner in self.ended else 1)
+                for _, owner in taken
+            ],
             organisations={SubscriptionId(owner): organisation_of(owner) for _, owner in taken},
         )
         self.turns.record(turn, found, exhausted=found.row_count < self.limit)
@@ -390,6 +399,52 @@ def test_the_turns_of_a_webhook_end_with_its_burst() -> None:
     assert (turn.organisation, turn.subscription, turn.excluded_subscriptions) == (None, None, ())
 
 
+def test_a_message_waits_for_one_claim_of_a_backlog_whose_subscription_was_deleted() -> None:
+    """Delete one before its organisation takes turns, and another meanwhile."""
+    queue = Queue(turns(), 10, [], ended={"one/a"})
+    queue.add("one/a", 1000)
+    queue.add("two", 1)
+    assert "two" in queue.claim() + queue.claim()
+    queue.add("one/b", 1000)
+    for _ in range(12):
+        queue.claim()
+    queue.ended.add("one/b")
+    queue.add("two", 1)
+    while queue.turns.next().organisation is not None:
+        queue.claim()
+    assert "two" in queue.claim() + queue.claim()
+
+
+@pytest.mark.parametrize("limit", [7, 40])
+def test_what_deleted_subscriptions_have_is_taken_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """The first of them are skipped by name, and the others are not."""
+    monkeypatch.setattr(claim_order, "MAX_ENDED", 3)
+    queue = Queue(turns(), limit, [])
+    queue.ended = {f"one/{number}" for number in range(6)}
+    for number in range(60):
+        queue.add(f"one/{number % 9}", 5)
+        queue.add("two", 1)
+    idle = 0
+    while idle < 12:
+        idle = 0 if queue.claim() else idle + 1
+        assert len(queue.turns.next_of_others().ended) <= 3
+    assert queue.rows == []
+    assert not queue.turns.has_backlog
+    assert queue.turns.next_of_others().ended == ()
+
+
+def test_a_row_whose_subscription_is_gone_has_no_owner() -> None:
+    order = turns()
+    found = taken_of(*["one/a"] * 9, "gone")
+    found.tasks[-1].subscription_version = None
+    owners = {SubscriptionId("one/a"): OrganisationId("one")}
+    order.record(order.next(), replace(found, organisations=owners), exhausted=False)
+    assert order.is_backlogged(OrganisationId("one"))
+    assert not order.next_of_others().ended
+
+
 def taken_of(*owners: str) -> ClaimedBatch:
     """Return a claim that took a row of each owner."""
     return ClaimedBatch(
@@ -404,7 +459,7 @@ def taken_of(*owners: str) -> ClaimedBatch:
 
 
 def test_rows_of_a_backlogged_organisation_in_a_claim_of_all_others_change_nothing() -> None:
-    """A claim does not skip deleted subscriptions, while the turn of the organisation is under way."""
+    """A claim skips no deleted subscription that none has met, while the turn of the organisation is under way."""
     order = turns()
     order.record(order.next(), taken_of(*["one/a"] * 9), exhausted=False)
     order.record(order.next(), taken_of(*["one/a"] * 9), exhausted=False)

@@ -124,6 +124,7 @@ async def claim(
     low: Sequence[int] = (0,) * 10,
     excluded: Sequence[str] = (),
     organisations: Sequence[str] = (),
+    ended: Sequence[str] = (),
 ) -> dict[str, Any]:
     values = {
         "low": f"'{literal_array(low)}'",
@@ -138,6 +139,7 @@ async def claim(
     if not organisations:
         return await explained(url, claims._CLAIM, values)
     values["organisations"] = f"'{literal_array(organisations)}'"
+    values["ended"] = f"'{literal_array(ended)}'"
     return await explained(url, claims._CLAIM_OF_OTHERS, values)
 
 
@@ -444,7 +446,15 @@ async def test_the_backlog_of_another_organisation_is_scanned_once(database: str
             others = list(turn.excluded)
             first = await claim(database, organisations=others)
             plan = await claim(database, low=low, organisations=others)
+            # That of a deleted subscription is in no index of organisations.
+            await installation.rows(
+                "UPDATE subscriptions SET status = 'deleted' WHERE id = %s", large
+            )
+            unknown = await claim(database, organisations=others)
+            known = await claim(database, organisations=others, ended=[large])
     assert (taken(first), taken(plan)) == (10, 10)
+    assert (taken(unknown), taken(known)) == (BATCH, 10)
+    assert "hashed" in json.dumps(known)
     assert examined(first) > 19_000
     assert examined(plan) == 10
     assert "hashed" in json.dumps(plan)
