@@ -11,6 +11,7 @@ from delivery.push.event_items import request_body
 from delivery.push.lane import Lane
 from delivery.push.retry import decide_retry
 from delivery.push.sandbox.client import MAX_CRASHES, SandboxClient
+from rooms.db.queue.broker_claims import version_of
 from rooms.db.queue.outcomes import DeliveryOutcome
 from rooms.domain.attempt import AttemptResult, ErrorClass, unexpected_failure
 from rooms.domain.delivery_task import DeliveryTask
@@ -55,7 +56,8 @@ class AttemptExecutor:
     ) -> AttemptReport:
         """Attempt a task and adapt its lane.
 
-        ClaimExpiredError, ResourceShortageError: no attempt was made.
+        ClaimExpiredError, ResourceShortageError: no attempt was made. SandboxDiedError: one was,
+        without a result, and the next claim must count it.
 
         `started`: now, in monotonic seconds. `is_probe`: it is sent to find out whether the open
         circuit can be closed.
@@ -85,6 +87,7 @@ class AttemptExecutor:
                     endpoint.url,
                     headers,
                     body,
+                    version=version_of(task),
                     organisation=endpoint.organisation,
                     timeout_s=endpoint.timeout_s,
                     start_before=task.deadline - endpoint.timeout_s,

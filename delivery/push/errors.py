@@ -8,6 +8,7 @@ DeliveryError
 │   └── StaleConnectionError    a kept connection had been closed before any byte of the response
 ├── AttemptCrashedError         the process that made the attempt died
 ├── ClaimExpiredError           no attempt was made before the claim ran out
+│   └── SandboxDiedError        a sandbox died before that, and the claim counts as lost
 ├── ResourceShortageError       no attempt was made: this process or machine lacks files or ports
 ├── LookupShortageError         a name was not looked up, because there is no file for a socket
 ├── LookupsBusyError            a name was not looked up, because too many others are
@@ -61,6 +62,13 @@ class AttemptCrashedError(DeliveryError):
 
 class ClaimExpiredError(DeliveryError):
     """Report that no attempt was made before the claim ran out."""
+
+
+class SandboxDiedError(ClaimExpiredError):
+    """Report that a sandbox died with this delivery, and the claim ran out before another attempt.
+
+    Its claim must count as lost, and not as returned without an attempt.
+    """
 
 
 class ResourceShortageError(DeliveryError):

@@ -10,7 +10,7 @@ from typing import Final
 
 from delivery.push.attempt import AttemptExecutor, AttemptReport
 from delivery.push.endpoint_state import EndpointEventQueue, EndpointSignal
-from delivery.push.errors import ClaimExpiredError, ResourceShortageError
+from delivery.push.errors import ClaimExpiredError, ResourceShortageError, SandboxDiedError
 from delivery.push.lane import Lane, Lanes
 from delivery.push.outcome_writer import OutcomeWriter
 from delivery.push.rate_limit import TokenClient
@@ -48,8 +48,8 @@ class SlotPool:
     ) -> None:
         """Configure the slots.
 
-        `wake` is set when an endpoint event must be written. `forget` gets a task whose slot
-        failed, which has no outcome.
+        `wake` is set when an endpoint event must be written. `forget` gets a task without outcome
+        whose slot failed or whose sandbox died: its claim ends by itself, and so counts as lost.
         """
         self._attempts = attempts
         self._lanes = lanes
@@ -118,8 +118,8 @@ class SlotPool:
                         continue
                     try:
                         self._record(lane, await self._attempts.attempt(task, lane, now))
-                    except ClaimExpiredError:
-                        self._unsent.release_later([task])
+                    except ClaimExpiredError as exc:
+                        self._return_claim(task, exc)
                     except ResourceShortageError:
                         await self._release_after_pause(lane, task, now)
                     except Exception:
@@ -144,8 +144,8 @@ class SlotPool:
         now = self._clock.monotonic()
         try:
             self._record(lane, await self._attempts.attempt(task, lane, now, is_probe=True))
-        except ClaimExpiredError:
-            self._unsent.release_later([task])
+        except ClaimExpiredError as exc:
+            self._return_claim(task, exc)
         except ResourceShortageError:
             await self._release_after_pause(lane, task, now)
         except Exception:
@@ -153,6 +153,12 @@ class SlotPool:
             raise
         finally:
             lane.busy -= 1
+
+    def _return_claim(self, task: DeliveryTask, error: ClaimExpiredError) -> None:
+        if isinstance(error, SandboxDiedError):
+            self._forget(task)
+        else:
+            self._unsent.release_later([task])
 
     async def _release_after_pause(self, lane: Lane, task: DeliveryTask, started: float) -> None:
         """Release a task without an attempt; its slot is in use until then."""

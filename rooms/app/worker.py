@@ -74,7 +74,9 @@ async def serve_worker(
         )
         isolated = await stack.enter_async_context(
             SandboxClient(
-                create_sandbox=lambda: SandboxProcess(policy), fallback=sender, clock=clock
+                create_sandbox=lambda: SandboxProcess(policy, monotonic=clock.monotonic),
+                fallback=sender,
+                clock=clock,
             )
         )
         broker = await stack.enter_async_context(

@@ -2,10 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, Self
 
-from delivery.push.errors import AttemptCrashedError, ClaimExpiredError, SandboxUnavailableError
+from delivery.push.errors import (
+    AttemptCrashedError,
+    ClaimExpiredError,
+    SandboxDiedError,
+    SandboxUnavailableError,
+)
+from rooms.db.queue.broker_claims import DeliveryVersion
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl
@@ -20,6 +27,9 @@ _MAX_SHARED_ATTEMPTS: Final = 32
 _SINGLE_SANDBOXES: Final = 4
 _SHARE: Final = 2
 """An organisation has at most this part of the places, a half: its endpoints may all hang."""
+_MAX_REMEMBERED: Final = 10_000
+_UNAVAILABLE_S: Final = 60.0
+"""The time without sandboxes after a claim was spent on waiting for one to start."""
 
 
 class DeliverySandbox(Protocol):
@@ -33,6 +43,7 @@ class DeliverySandbox(Protocol):
         *,
         organisation: OrganisationId,
         timeout_s: float,
+        start_before: float,
     ) -> AttemptResult: ...
 
     async def close(self) -> None: ...
@@ -56,6 +67,12 @@ class SandboxClient:
         self._single_slots = FairSlots(
             _SINGLE_SANDBOXES, max_per_tenant=_SINGLE_SANDBOXES // _SHARE
         )
+        self._deaths: dict[DeliveryVersion, int] = {}
+        """The single sandboxes that died with a delivery since the shared one did, oldest first.
+
+        A hang may take a whole claim, so the count goes on with the next one.
+        """
+        self._unavailable_until = -math.inf
         self._fallback = fallback
         self._clock = clock
 
@@ -73,17 +90,20 @@ class SandboxClient:
         headers: bytes,
         body: bytes,
         *,
+        version: DeliveryVersion,
         organisation: OrganisationId,
         timeout_s: float,
         start_before: float,
     ) -> AttemptResult:
-        """Make one attempt, which begins before `start_before` (monotonic seconds).
+        """Make one attempt at this version, which begins before `start_before` (monotonic seconds).
 
-        AttemptCrashedError: it crashed a single sandbox each time. ClaimExpiredError: no sandbox
-        was free before `start_before`, so the delivery must be claimed again.
+        AttemptCrashedError: it crashed a single sandbox each time, in this call and in those
+        before. SandboxDiedError: a sandbox died in this call, and there is no time for another
+        attempt. ClaimExpiredError: there was none for any. The delivery must be claimed again.
         """
-        try:
-            return await self._send_sandboxed(
+
+        def send_from(sandbox: DeliverySandbox) -> Awaitable[AttemptResult]:
+            return sandbox.send(
                 target,
                 headers,
                 body,
@@ -91,46 +111,68 @@ class SandboxClient:
                 timeout_s=timeout_s,
                 start_before=start_before,
             )
+
+        died_before = self._deaths.get(version)
+        try:
+            self._check_deadline(start_before)
+            if self._clock.monotonic() < self._unavailable_until:
+                raise SandboxUnavailableError("none could be started before")
+            result = await self._send_sandboxed(version, organisation, send_from, start_before)
         except SandboxUnavailableError as exc:
+            if self._clock.monotonic() >= start_before:
+                # The next claim must not be spent on waiting for a process, too.
+                self._unavailable_until = self._clock.monotonic() + _UNAVAILABLE_S
+            self._check_deadline(start_before)
             _log.warning("a delivery that may crash its worker is sent without sandbox: %s", exc)
-            return await self._fallback.send(
+            result = await self._fallback.send(
                 target, headers, body, organisation=organisation, timeout_s=timeout_s
             )
+        except AttemptCrashedError:
+            self._deaths.pop(version, None)
+            raise
+        except ClaimExpiredError as exc:
+            if self._deaths.get(version) == died_before:
+                raise
+            raise SandboxDiedError(str(exc)) from exc
+        self._deaths.pop(version, None)
+        return result
 
     async def _send_sandboxed(
         self,
-        target: PushUrl,
-        headers: bytes,
-        body: bytes,
-        *,
+        version: DeliveryVersion,
         organisation: OrganisationId,
-        timeout_s: float,
+        send_from: Callable[[DeliverySandbox], Awaitable[AttemptResult]],
         start_before: float,
     ) -> AttemptResult:
-        async with self._shared_slots.slot(organisation):
-            self._check_deadline(start_before)
-            try:
-                return await self._shared_sandbox.send(
-                    target, headers, body, organisation=organisation, timeout_s=timeout_s
-                )
-            except AttemptCrashedError as exc:
-                _log.warning("sending again from a single sandbox: %s", exc)
+        if version not in self._deaths:
+            async with self._shared_slots.slot(organisation):
+                self._check_deadline(start_before)
+                try:
+                    return await send_from(self._shared_sandbox)
+                except AttemptCrashedError as exc:
+                    self._record_deaths(version, 0)
+                    _log.warning("sending again from a single sandbox: %s", exc)
         async with self._single_slots.slot(organisation):
             sandbox = self._free_singles.pop()
             try:
-                self._check_deadline(start_before)
-                for _ in range(MAX_CRASHES - 1):
+                while True:
+                    self._check_deadline(start_before)
                     try:
-                        return await sandbox.send(
-                            target, headers, body, organisation=organisation, timeout_s=timeout_s
-                        )
+                        return await send_from(sandbox)
                     except AttemptCrashedError as exc:
+                        deaths = self._deaths.get(version, 0) + 1
+                        if deaths >= MAX_CRASHES:
+                            raise
+                        self._record_deaths(version, deaths)
                         _log.warning("sending once more from a single sandbox: %s", exc)
-                return await sandbox.send(
-                    target, headers, body, organisation=organisation, timeout_s=timeout_s
-                )
             finally:
                 self._free_singles.append(sandbox)
+
+    def _record_deaths(self, version: DeliveryVersion, count: int) -> None:
+        self._deaths.pop(version, None)
+        self._deaths[version] = count
+        if len(self._deaths) > _MAX_REMEMBERED:
+            del self._deaths[next(iter(self._deaths))]
 
     def _check_deadline(self, start_before: float) -> None:
         if self._clock.monotonic() >= start_before:

@@ -7,15 +7,18 @@ import asyncio
 import itertools
 import json
 import logging
+import math
 import signal
 import struct
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from delivery.push.errors import (
     AttemptCrashedError,
+    ClaimExpiredError,
     ResourceShortageError,
     SandboxUnavailableError,
 )
@@ -156,8 +159,15 @@ class _SandboxChild:
 class SandboxProcess:
     """Make attempts in a process, which ends after 30 s without any. Call `close` at the end."""
 
-    def __init__(self, target_policy: TargetPolicy, *, grace_s: float = _GRACE_S) -> None:
+    def __init__(
+        self,
+        target_policy: TargetPolicy,
+        *,
+        grace_s: float = _GRACE_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._target_policy = target_policy
+        self._monotonic = monotonic
         self._grace_s = grace_s
         self._child: _SandboxChild | None = None
         self._reader_tasks = set[asyncio.Task[None]]()
@@ -176,16 +186,18 @@ class SandboxProcess:
         *,
         organisation: OrganisationId,
         timeout_s: float,
+        start_before: float = math.inf,
     ) -> AttemptResult:
-        """Make one attempt.
+        """Make one attempt, which begins before `start_before` (monotonic seconds).
 
         AttemptCrashedError: the process died, or hung and was killed; another attempt may be the
-        cause. SandboxUnavailableError: no process could be started, and nothing was attempted.
-        ResourceShortageError: nothing was attempted.
+        cause. Nothing was attempted: SandboxUnavailableError, if no process could be started,
+        ClaimExpiredError, if none was ready in time, ResourceShortageError.
         """
-        child = await self._ensure_started()
+        child = await self._ensure_started(start_before)
         result_timeout_s = timeout_s + self._grace_s
         try:
+            self._check_deadline(start_before)
             return await child.send(
                 target,
                 headers,
@@ -215,12 +227,17 @@ class SandboxProcess:
             self._child = None
         child.kill()
 
-    async def _ensure_started(self) -> _SandboxChild:
+    def _check_deadline(self, start_before: float) -> None:
+        if self._monotonic() >= start_before:
+            raise ClaimExpiredError("the claim ran out before a sandbox process was ready")
+
+    async def _ensure_started(self, start_before: float) -> _SandboxChild:
         async with self._starting:
             if self._child is not None and self._child.takes_attempts:
                 if self._child.idle_timer is not None:
                     self._child.idle_timer.cancel()
                 return self._child
+            self._check_deadline(start_before)
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "delivery.push.sandbox", self._target_policy.to_text(),

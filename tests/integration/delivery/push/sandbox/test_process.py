@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from delivery.push.errors import AttemptCrashedError, SandboxUnavailableError
+from delivery.push.errors import AttemptCrashedError, ClaimExpiredError, SandboxUnavailableError
 from delivery.push.http.ssrf import TargetPolicy
 from delivery.push.sandbox.process import SandboxProcess
-from rooms.domain.attempt import ErrorClass
+from rooms.domain.attempt import AttemptResult, ErrorClass
 from rooms.domain.ids import OrganisationId
 from rooms.domain.push_url import PushUrl
 from tests.support.scripted_endpoints import deaf_port
@@ -205,6 +205,44 @@ async def test_an_error_of_the_sender_is_a_failed_attempt_and_no_crash(
         await sandbox.close()
     assert (answer.status, answer.error) == (None, ErrorClass.PROTOCOL)
     assert answer.detail == "the sender failed: ZeroDivisionError"
+
+
+async def test_nothing_is_attempted_if_the_claim_ends_before_the_process_is_ready(
+    sink: Sink,
+) -> None:
+    """A start takes most of a second, and may take a minute."""
+    late = False
+    sandbox = SandboxProcess(
+        TargetPolicy(allow=(ip_network("127.0.0.0/8"),)), monotonic=lambda: 2.0 if late else 1.0
+    )
+
+    async def send(start_before: float) -> AttemptResult:
+        return await sandbox.send(
+            at(sink, "/late"),
+            HEADERS,
+            b"",
+            organisation=ORGANISATION,
+            timeout_s=20,
+            start_before=start_before,
+        )
+
+    try:
+        with pytest.raises(ClaimExpiredError):
+            await send(1.0)
+        assert sandbox.pid is None, "no process is started for it"
+        sending = asyncio.create_task(send(2.0))
+        await asyncio.sleep(0)
+        late = True
+        with pytest.raises(ClaimExpiredError):
+            await sending
+        child = sandbox._child
+        assert child is not None
+        assert child.idle_timer is not None
+        assert (await send(3.0)).status == 204
+        assert sandbox._child is child
+    finally:
+        await sandbox.close()
+    assert len(sink.arrivals("/late")) == 1
 
 
 async def test_without_a_ready_process_nothing_is_attempted(

@@ -6,16 +6,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from delivery.push.errors import AttemptCrashedError, ClaimExpiredError, SandboxUnavailableError
+from delivery.push.errors import (
+    AttemptCrashedError,
+    ClaimExpiredError,
+    SandboxDiedError,
+    SandboxUnavailableError,
+)
 from delivery.push.sandbox.client import MAX_CRASHES, SandboxClient
 from rooms.domain.attempt import AttemptResult
-from rooms.domain.ids import OrganisationId
+from rooms.domain.ids import DeliveryId, OrganisationId
 from rooms.domain.push_url import PushUrl
 from tests.support.push_worker import OK, StoppedClock
 
 LATER = 2000.0
 ORGANISATION = OrganisationId("01900000-0000-7000-8000-000000000001")
 POISON = b"poison"
+VERSION = DeliveryId("01900000-0000-7000-8000-000000000009"), 1, 0
 
 
 @dataclass
@@ -36,8 +42,9 @@ class FakeSandbox:
         *,
         organisation: OrganisationId,
         timeout_s: float,
+        start_before: float = LATER,
     ) -> AttemptResult:
-        assert (organisation, timeout_s) == (ORGANISATION, 5)
+        assert (organisation, timeout_s, start_before) == (ORGANISATION, 5, LATER)
         if self.missing:
             raise SandboxUnavailableError("no")
         self.sent.append(body)
@@ -73,10 +80,62 @@ class HangingSandbox:
         *,
         organisation: OrganisationId,
         timeout_s: float,
+        start_before: float,
     ) -> AttemptResult:
         self.organisations.append(organisation)
         await asyncio.sleep(3_600 + timeout_s)
         return OK
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class StuckSandbox:
+    """Hang for the time-out and the grace in every attempt, and be killed."""
+
+    clock: StoppedClock
+    began: list[tuple[float, float]] = field(default_factory=list)
+    """Of each attempt its time, and that before which it had to begin."""
+
+    async def send(
+        self,
+        _target: PushUrl,
+        _headers: bytes,
+        _body: bytes,
+        *,
+        organisation: OrganisationId,
+        timeout_s: float,
+        start_before: float,
+    ) -> AttemptResult:
+        self.began.append((self.clock.monotonic(), start_before))
+        self.clock.ahead_s += timeout_s + 15
+        raise AttemptCrashedError("its process hung")
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class SlowlyMissingSandbox:
+    """Find out after a minute that no process can be started."""
+
+    clock: StoppedClock
+    tried: int = 0
+
+    async def send(
+        self,
+        _target: PushUrl,
+        _headers: bytes,
+        _body: bytes,
+        *,
+        organisation: OrganisationId,
+        timeout_s: float,
+        start_before: float,
+    ) -> AttemptResult:
+        self.tried += 1
+        self.clock.ahead_s += 60
+        raise SandboxUnavailableError("the process did not become ready")
 
     async def close(self) -> None:
         """Do nothing."""
@@ -102,7 +161,13 @@ class Place:
     async def send(self, body: bytes, until: float = LATER) -> AttemptResult:
         target = PushUrl.parse("http://h.test/")
         return await self.sender.send(
-            target, b"", body, organisation=ORGANISATION, timeout_s=5, start_before=until
+            target,
+            b"",
+            body,
+            version=(DeliveryId(body.hex()), 0, 0),
+            organisation=ORGANISATION,
+            timeout_s=5,
+            start_before=until,
         )
 
     @property
@@ -146,7 +211,13 @@ async def test_one_organisation_takes_at_most_half_of_the_places() -> None:
     def send(organisation: OrganisationId) -> asyncio.Task[AttemptResult]:
         return asyncio.create_task(
             place.sender.send(
-                target, b"", b"", organisation=organisation, timeout_s=5, start_before=LATER
+                target,
+                b"",
+                b"",
+                version=VERSION,
+                organisation=organisation,
+                timeout_s=5,
+                start_before=LATER,
             )
         )
 
@@ -167,6 +238,73 @@ async def test_a_task_whose_claim_runs_out_is_not_attempted(late: Callable[[], f
     with pytest.raises(ClaimExpiredError):
         await place.send(b"well")
     assert place.sandboxes[0].sent == []
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "claim_s"), [(30, 60), (23, 60), (15, 35), (30, 35), (15, 60)]
+)
+async def test_a_task_that_hangs_its_sandbox_is_given_up_after_some_claims(
+    timeout_s: float, claim_s: float
+) -> None:
+    """A hang takes most of a claim or more, so that no claim has time for all attempts."""
+    clock, sandboxes = StoppedClock(), list[StuckSandbox]()
+
+    def create_sandbox() -> StuckSandbox:
+        sandboxes.append(StuckSandbox(clock))
+        return sandboxes[-1]
+
+    client = SandboxClient(create_sandbox=create_sandbox, fallback=FakeSandbox(), clock=clock)
+    ends = list[type[Exception]]()
+    while AttemptCrashedError not in ends and len(ends) < 5:
+        with pytest.raises((AttemptCrashedError, ClaimExpiredError)) as ended:
+            await client.send(
+                PushUrl.parse("http://h.test/"),
+                b"",
+                POISON,
+                version=VERSION,
+                organisation=ORGANISATION,
+                timeout_s=timeout_s,
+                start_before=clock.monotonic() + claim_s - timeout_s,
+            )
+        ends.append(ended.type)
+    assert ends == [SandboxDiedError] * (len(ends) - 1) + [AttemptCrashedError]
+    attempts = [attempt for sandbox in sandboxes for attempt in sandbox.began]
+    assert len(attempts) == 1 + MAX_CRASHES
+    assert len(sandboxes[0].began) == 1, "only once with others"
+    assert all(began < start_before for began, start_before in attempts)
+
+
+async def test_an_attempt_with_a_result_ends_the_count_of_deaths() -> None:
+    place = Place()
+    place.sender._record_deaths((DeliveryId(b"well".hex()), 0, 0), MAX_CRASHES - 1)
+    assert await place.send(b"well") == OK
+    assert place.sent_singly == [b"well"]
+    assert await place.send(b"well") == OK
+    assert place.sandboxes[0].sent == [b"well"]
+
+
+async def test_deaths_of_the_latest_deliveries_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delivery.push.sandbox.client._MAX_REMEMBERED", 2)
+    place = Place()
+    for body in (b"poison1", b"poison2", b"poison1", b"poison3"):
+        place.sender._record_deaths((DeliveryId(body.hex()), 0, 0), 0)
+    assert [key[0] for key in place.sender._deaths] == [b"poison1".hex(), b"poison3".hex()]
+
+
+async def test_a_sandbox_that_cannot_start_in_time_is_not_waited_for_again() -> None:
+    """Else each claim would be spent on the wait, and nothing would ever be attempted."""
+    place = Place()
+    shared = place.sender._shared_sandbox = SlowlyMissingSandbox(place.clock)
+    with pytest.raises(ClaimExpiredError):
+        await place.send(b"well", until=place.clock.monotonic() + 30)
+    assert place.fallback.sent == [], "another worker may have the claim"
+    assert await place.send(b"well") == OK
+    assert (shared.tried, place.fallback.sent) == (1, [b"well"])
+    place.clock.ahead_s += 60
+    assert await place.send(b"well") == OK
+    assert shared.tried == 2
 
 
 async def test_without_a_sandbox_the_worker_sends() -> None:
