@@ -14,6 +14,7 @@ from rooms.db.statement_parts import JOIN_MESSAGE
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.state_machine import Reason
+from rooms.domain.work_location import WorkLocation
 
 _REASONS: Final = frozenset(map(str, Reason))
 _PICKED: Final = """
@@ -69,20 +70,28 @@ _DRAIN: Final = _RELEASE_TEMPLATE.format(
     join_message=JOIN_MESSAGE,
 )
 
+# The named probe is queued behind its organisation's backlog, maybe for longer than a period. If
+# another were named meanwhile, this one would be held again when it is claimed, and so would all
+# others: none would ever be sent. A relay that sends it has claimed it, but attempts nothing.
+_PROBE_AWAITS_CLAIM: Final = f"""EXISTS (
+        SELECT FROM outbox o WHERE o.room_id = l.room_id AND o.id = l.probe AND o.generation = l.probe_generation
+            AND o.attempt = l.probe_attempt AND (o.claimed_until < now() OR o.kind = {WorkLocation.PUSH_TO_RELAY:d}) OFFSET 0)"""
+
 # One probe in a period, whichever worker releases it: one statement locks the circuit's row, moves
 # its time on and records the probe. The subscription's next version makes every worker that gets
 # the copy load the endpoint again. While the subscription is being changed there is no probe:
 # outcomes would wait for the end of that change.
 _PROBE: Final = _RELEASE_TEMPLATE.format(
-    given="""circuit AS MATERIALIZED (
-    SELECT room_id, id FROM lanes
+    given=f"""circuit AS MATERIALIZED (
+    SELECT room_id, id FROM lanes l
     WHERE room_id = %(room)s::int4 AND id = %(subscription)s::uuid AND circuit_open AND probe_at <= now()
+        AND NOT {_PROBE_AWAITS_CLAIM}
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ), unlocked AS MATERIALIZED (
     SELECT FROM circuit c CROSS JOIN LATERAL (
         SELECT FROM subscriptions s WHERE s.room_id = c.room_id AND s.id = c.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
     ) s
-), """,
+), """,  # noqa: S608 - constants of this package
     picked=_PICKED.format(limit="(SELECT count(*)::int4 FROM unlocked)"),
     effects=""", named AS (
     UPDATE lanes t SET probe_at = now() + %(open_ms)s::int8 * interval '1 ms', probe = d.id,
@@ -102,7 +111,7 @@ WITH made AS (
 
 # Jumps in the index from one subscription and reason to the next, instead of reading every held
 # row. Nothing can be released of one that is not active.
-_LIST_HELD: Final = """
+_LIST_HELD: Final = f"""
 WITH RECURSIVE s (id, reason, room_id) AS (
     (SELECT subscription_id, reason, room_id FROM held
         WHERE (subscription_id, reason) > (%(after)s::uuid, %(after_reason)s::text) ORDER BY subscription_id, reason LIMIT 1)
@@ -113,11 +122,14 @@ WITH RECURSIVE s (id, reason, room_id) AS (
     ) h
 )
 SELECT 0, s.id::text, s.reason, u.waits FROM (SELECT * FROM s LIMIT %(limit)s) s LEFT JOIN LATERAL (
-    SELECT EXISTS (SELECT FROM lanes l WHERE l.room_id = u.room_id AND l.id = u.id AND l.circuit_open AND l.probe_at > now()) AS waits
+    SELECT EXISTS (
+        SELECT FROM lanes l WHERE l.room_id = u.room_id AND l.id = u.id AND l.circuit_open
+            AND (l.probe_at > now() OR {_PROBE_AWAITS_CLAIM})
+    ) AS waits
     FROM subscriptions u WHERE u.room_id = s.room_id AND u.id = s.id AND u.status = 'active' LIMIT 1
 ) u ON true
 UNION ALL SELECT 0, NULL, NULL, NULL
-"""
+"""  # noqa: S608 - constants of this package
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +214,10 @@ class Holds:
         return self._report_released(ReleaseMode.DRAIN, group, moved)
 
     async def probe(self, group: HeldGroup, *, open_ms: int) -> int:
-        """Release one, if the circuit is open and a probe is due; the next is due in `open_ms`."""
+        """Release one, if the circuit is open and a probe is due; the next is due in `open_ms`.
+
+        None is due while the last one waits to be claimed.
+        """
         return self._report_released(
             ReleaseMode.PROBE, group, await self._run(_PROBE, group, open_ms=open_ms)
         )

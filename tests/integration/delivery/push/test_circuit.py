@@ -14,12 +14,13 @@ from delivery.push.endpoint_state import EndpointSignal
 from rooms.clock import SystemClock
 from rooms.db.connection import connect
 from rooms.db.notify import Channel
+from rooms.db.queue.holds import HeldGroup, Holds
 from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
-from rooms.domain.state_machine import State
+from rooms.domain.state_machine import Reason, State
 from rooms.domain.work_location import BrokerMode
 from tests.support.fake_broker import MemoryBroker
 from tests.support.installation import Installation, until
@@ -210,6 +211,36 @@ async def test_a_probe_whose_worker_dies_is_sent_by_another(
         sender.recover(subscription)
         await is_state(installation, State.DELIVERED, 2)
     assert len({call.delivery for call in sender.calls[before:]}) == 2
+
+
+@pytest.mark.parametrize("shape", ["embedded"], indirect=True)
+async def test_a_probe_that_waited_longer_than_the_period_is_sent(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """It waits behind the backlog of its organisation, while the scans for held deliveries go on."""
+    subscription = await installation.subscribe(
+        circuit_failures=2, circuit_open_ms=3_600_000, delivery_attempts=100
+    )
+    async with working(installation, sender, slots=1):
+        await open_circuit(installation, sender, subscription)
+        await is_state(installation, State.HELD, 2)
+    before = len(sender.calls)
+    waiting = HeldGroup(subscription, Reason.CIRCUIT_OPEN)
+    async with LogWriter(installation.url, kind="settler") as writer:
+        for _ in range(3):
+            await installation.rows("UPDATE lanes SET probe_at = now()")
+            await Holds(writer).probe(waiting, open_ms=3_600_000)
+    sender.always(subscription, OK)
+    async with working(installation, sender):
+        await is_state(installation, State.DELIVERED, 2)
+        assert await is_closed(installation)
+    assert [call.delivery for call in sender.calls[before:]] == sorted(
+        call.delivery for call in sender.calls[before:]
+    )
+    held_again = await installation.value(
+        "SELECT count(*) FROM delivery_log WHERE kind = 'held' AND generation > 0"
+    )
+    assert held_again == 0
 
 
 async def test_an_endpoint_slower_than_the_period_of_probes_closes_its_circuit(

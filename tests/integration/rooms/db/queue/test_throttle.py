@@ -316,6 +316,45 @@ async def test_one_probe_in_a_period_by_any_worker(
     assert (work["generation"], work["attempt"]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("claim", "awaited"),
+    [
+        ("claimed_until = now() - interval '1 s', worker = 1", True),
+        ("claimed_until = now() + interval '1 min', worker = 1, kind = 2", True),
+        ("claimed_until = now() + interval '1 min', worker = 1, kind = 4", False),
+        ("claimed_until = now() + interval '1 min', worker = 1", False),
+        ("attempt = attempt + 1", False),
+    ],
+    ids=["lost", "at the relay", "claimed at the broker", "claimed", "retried"],
+)
+async def test_no_probe_is_named_while_the_last_one_waits_for_a_worker(
+    installation: Installation,
+    writers: tuple[LogWriter, LogWriter],
+    claim: str,
+    awaited: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """It may wait behind a backlog for many periods, and is sent only if it is still named."""
+    subscription, holds = await installation.subscribe(circuit_failures=3), Holds(writers[0])
+    first, second, _ = await held(installation, subscription, Reason.CIRCUIT_OPEN, 3)
+    await open_circuit(installation, writers[0], subscription)
+    waiting = HeldGroup(subscription, Reason.CIRCUIT_OPEN)
+
+    async def probe_when_due() -> int:
+        await installation.rows("UPDATE lanes SET probe_at = now()")
+        count = await holds.probe(waiting, open_ms=1)
+        listed = (await holds.held()).without_probe
+        assert (subscription in listed) or not count
+        return count
+
+    assert await probe_when_due() == 1
+    assert await probe_when_due() == 0
+    assert (await installation.endpoint_record(subscription)).probe == (first.delivery_id, 1, 0)
+    await installation.rows(f"UPDATE outbox SET {claim}")
+    assert await probe_when_due() == (0 if awaited else 1)
+    named = first if awaited else second
+    assert (await installation.endpoint_record(subscription)).probe == (named.delivery_id, 1, 0)
+
+
 async def test_a_drain_keeps_its_rate_over_two_workers(
     installation: Installation, writers: tuple[LogWriter, LogWriter]
 ) -> None:
@@ -358,6 +397,7 @@ async def test_held_deliveries_are_released_by_priority_and_then_by_age(
             return await holds.release(group, limit=1)
         if reason is Reason.PAUSED:
             return await holds.drain(group, limit=1, per_s=1e6, burst=10)
+        await installation.rows("UPDATE outbox SET claimed_until = 'infinity'")
         await installation.rows(
             "UPDATE lanes SET probe_at = now() WHERE room_id = %s", installation.room
         )
