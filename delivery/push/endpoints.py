@@ -257,7 +257,7 @@ class EndpointCache:
             ):
                 stale[wanted] = task.room_id
         if stale:
-            found.update(await self._load(stale, now))
+            await self._load_into(found, stale, now)
         if any(isinstance(one, Endpoint) and one.record.event_item for one in found.values()):
             await self._set_envelopes(tasks, found, now)
         return found
@@ -289,8 +289,20 @@ class EndpointCache:
             if now - loaded_at > _MAX_AGE_S:
                 stale[wanted] = room_of(wanted)
         if stale:
-            found.update(await self._load(stale, now))
+            await self._load_into(found, stale, now)
         return found
+
+    async def _load_into(
+        self,
+        found: dict[SubscriptionId, EndpointLookup],
+        stale: Mapping[SubscriptionId, RoomId],
+        now: float,
+    ) -> None:
+        """Load what is stale, and look at the others again: they may have changed meanwhile."""
+        found.update(await self._load(stale, now))
+        for wanted, endpoint in found.items():
+            if endpoint is not None:
+                found[wanted] = self._cache.get(wanted, (endpoint, now))[0]
 
     async def _load(
         self, room_ids: Mapping[SubscriptionId, RoomId], now: float

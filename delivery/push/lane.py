@@ -42,6 +42,7 @@ With a rate limit it keeps as many as the rate lets start in this time, whatever
 At 2,000 a second that is a worker's whole credit. The time is short compared with a claim, and
 tasks of other lanes wait no longer than this behind the lane's own.
 """
+_KEEP_NEWER_S: Final = 60.0
 _MIN_MEASURE_S: Final = 1.0
 _MAX_MEASURE_S: Final = 4.0
 _EXPECTED_TTL_S: Final = 2.0
@@ -65,6 +66,7 @@ class Lane:
         "_measured_from",
         "_rate",
         "_starved",
+        "_updated_at",
         "_was_full",
         "breaker",
         "busy",
@@ -86,6 +88,7 @@ class Lane:
     def __init__(self, endpoint: Endpoint, *, slots: int, now: float) -> None:
         """Create an empty lane. `slots`: its maximum if the subscription does not set one."""
         self.endpoint = endpoint
+        self._updated_at = now
         self._max_slots = slots
         self.waiting: deque[DeliveryTask] = deque()
         self.busy = 0
@@ -131,11 +134,16 @@ class Lane:
         return self.concurrency.limit
 
     def update(self, endpoint: Endpoint, now: float) -> None:
-        """Apply the subscription's current settings."""
+        """Apply the subscription's settings, unless they are older than those of the lane.
+
+        Older ones were read before a change and come after it. If they still come a minute later,
+        the database was restored to an earlier time.
+        """
         if endpoint is not self.endpoint:
-            former, self.endpoint = self.endpoint.record, endpoint
-            record = endpoint.record
-            # Two loads may end in the other order: an older record says nothing of what came after.
+            former, record = self.endpoint.record, endpoint.record
+            if record.version < former.version and now - self._updated_at < _KEEP_NEWER_S:
+                return
+            self.endpoint, self._updated_at = endpoint, now
             if former.failing and not record.failing and record.version > former.version:
                 self.failure_streak.forget()
                 self.reported_failing = False

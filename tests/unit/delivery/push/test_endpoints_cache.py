@@ -1,5 +1,6 @@
 """Test what the cache of endpoints keeps, and what it loads again."""
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, cast
@@ -7,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from delivery.push import endpoints
-from delivery.push.endpoints import EndpointCache
+from delivery.push.endpoints import Endpoint, EndpointCache
 from rooms.db.connection import PersistentConnection
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
-from tests.unit.delivery.push.test_endpoints import RECORD, SEAL
+from tests.unit.delivery.push.test_endpoints import RECORD, SEAL, TASK
 
 
 class Subscriptions:
@@ -77,6 +78,43 @@ async def test_a_change_of_one_room_costs_nothing_for_endpoints_of_others(
     monkeypatch.setattr(endpoints, "room_of", look_at)
     stored.cache.invalidate(frozenset({"8"}))
     assert not looked_at
+
+
+@pytest.mark.parametrize("of_tasks", [True, False])
+async def test_what_changes_during_a_load_of_others_is_returned_as_it_is_then(
+    of_tasks: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Else a lane would get the settings that the worker's tick has just replaced."""
+    stored = Subscriptions()
+    changed, deleted, other = stored.add(7, range(3), ordered=False)
+    await stored.load([changed, deleted])
+    load, loading, may_end = stored.run, asyncio.Event(), asyncio.Event()
+
+    async def run(query: Callable[..., object]) -> dict[SubscriptionId, EndpointRecord]:
+        if not loading.is_set():
+            loading.set()
+            await may_end.wait()
+        return await load(query)
+
+    stored.run = run  # type: ignore[method-assign]
+    wanted = [changed, deleted, other]
+    tasks = [
+        replace(TASK, subscription_id=one, subscription_version=RECORD.version) for one in wanted
+    ]
+    finding = asyncio.create_task(
+        stored.cache.for_tasks(tasks, 100.0) if of_tasks else stored.cache.current(wanted, 100.0)
+    )
+    await loading.wait()
+    stored.records[changed] = replace(stored.records[changed], version=RECORD.version + 1)
+    del stored.records[deleted]
+    stored.cache.invalidate(frozenset())
+    await stored.load([changed, deleted])
+    may_end.set()
+    found = await finding
+    assert isinstance(newest := found[changed], Endpoint)
+    assert newest.record.version == RECORD.version + 1
+    assert found[deleted] is None
+    assert isinstance(found[other], Endpoint)
 
 
 async def test_a_subscription_that_is_gone_is_no_longer_known_as_ordered() -> None:

@@ -16,7 +16,7 @@ from delivery.push.lane import (
 )
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId
-from rooms.domain.state_machine import SubscriptionStatus
+from rooms.domain.state_machine import Reason, SubscriptionStatus
 from rooms.ports import PUSH_CREDIT
 from tests.unit.delivery.push.test_endpoints import RECORD, SEAL, TASK
 
@@ -41,6 +41,24 @@ def test_only_an_active_subscription_is_called(status: SubscriptionStatus) -> No
     assert lane().closed_reason(0.0) is None
     record = replace(RECORD, status=status)
     assert Lane(Endpoint(record, SEAL), slots=4, now=0.0).closed_reason(0.0) is not None
+
+
+def test_a_lane_returns_to_no_older_settings() -> None:
+    """They may have been read before a change, and come after it."""
+    found, paused = lane(), replace(RECORD, version=9, status=SubscriptionStatus.PAUSED)
+    found.update(Endpoint(paused, SEAL), 10.0)
+    found.update(Endpoint(RECORD, SEAL), 69.0)
+    assert found.closed_reason(69.0) is Reason.PAUSED
+    resumed = replace(RECORD, version=9)  # as of the same version, from the room's settings
+    found.update(Endpoint(resumed, SEAL), 69.0)
+    assert found.closed_reason(69.0) is None
+
+
+def test_a_lane_takes_the_settings_of_a_restored_database_after_a_minute() -> None:
+    found = lane()
+    found.update(Endpoint(replace(RECORD, version=9, status=SubscriptionStatus.PAUSED), SEAL), 10.0)
+    found.update(Endpoint(RECORD, SEAL), 70.0)
+    assert found.closed_reason(70.0) is None
 
 
 def test_tasks_are_taken_in_order() -> None:
