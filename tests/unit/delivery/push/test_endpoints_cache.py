@@ -96,7 +96,7 @@ async def test_what_changes_during_a_load_of_others_is_returned_as_it_is_then(
             await may_end.wait()
         return await load(query)
 
-    stored.run = run  # type: ignore[method-assign]
+    stored.run = run  # type: ignore[assignment, method-assign]
     wanted = [changed, deleted, other]
     tasks = [
         replace(TASK, subscription_id=one, subscription_version=RECORD.version) for one in wanted
