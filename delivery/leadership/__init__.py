@@ -22,7 +22,7 @@ store lets another member take them.
 | leader | a session lock; a silent session is ended | the first ephemeral sequential node |
 | lease | the member's row, by the server's clock | the session |
 | hold | the partition's row | an ephemeral node |
-| epoch | one counter of the database | the node's czxid |
+| epoch (`epochs.py`) | the time of the hold, in `election_terms` | the same, in the parent node |
 """
 
 from contextlib import AbstractAsyncContextManager

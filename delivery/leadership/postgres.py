@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, Self
 import psycopg
 
 from delivery.leadership.assignment import assign
+from delivery.leadership.epochs import EPOCHS_PER_MS
 from delivery.leadership.local_process import is_dead, own_process
 from delivery.leadership.membership import MEMBERSHIP_OUTAGE, MembershipTask
 from rooms.db.connection import (
@@ -86,14 +87,18 @@ _PING_AND_SCAN: Final = f"""{_EXTEND},
     ARRAY(SELECT jsonb_build_array(name, member) FROM election_partitions ORDER BY name)
 FROM me
 """  # noqa: S608 - constants of this module
-_TAKE: Final = """
+# As `epochs.next_epoch`, by the server's clock.
+_NEXT_EPOCH: Final = f"""greatest(
+        epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::int8 * {EPOCHS_PER_MS}
+    )"""
+_TAKE: Final = f"""
 WITH next AS (
-    UPDATE election_terms SET epoch = epoch + 1 RETURNING epoch
+    UPDATE election_terms SET epoch = {_NEXT_EPOCH} RETURNING epoch
 )
 UPDATE election_partitions p SET holder = %(id)s, epoch = next.epoch FROM next
 WHERE p.name = ANY (%(names)s) AND p.member = %(id)s AND p.holder IS NULL
 RETURNING p.name, p.epoch
-"""
+"""  # noqa: S608 - constants of this module
 _GIVE_UP: Final = """
 WITH freed AS (
     UPDATE election_partitions SET holder = NULL WHERE name = ANY (%(names)s) AND holder = %(id)s
@@ -102,11 +107,12 @@ WITH freed AS (
 SELECT pg_notify(%(channel)s, '') FROM (SELECT count(*) FROM freed) AS done
 """
 _TRY_LOCK: Final = "SELECT pg_try_advisory_lock(%(lock)s, 0)"
-_LEAD: Final = """
+# Processes of earlier versions lead in the term `epoch + 1`, which must be a later one, too.
+_LEAD: Final = f"""
 UPDATE election_terms
-SET epoch = epoch + 1, term = epoch + 1, leader = %(name)s, led_at = clock_timestamp()
+SET epoch = {_NEXT_EPOCH}, term = term + 1, leader = %(name)s, led_at = clock_timestamp()
 RETURNING term
-"""
+"""  # noqa: S608 - constants of this module
 _EVICT: Final = """
 DELETE FROM election_members
 WHERE id = ANY (%(dead)s) OR (id = ANY (%(late)s) AND until <= clock_timestamp())

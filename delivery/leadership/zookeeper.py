@@ -4,16 +4,16 @@
         loadbalancer-leader/member-0000000007   ephemeral, in order of arrival: the first one leads
         members/{member}                        ephemeral: host, pid, since
         communicator/{member}                   {balancerId, epoch, partitions}, by the leader
-        partitions/{partition}                  ephemeral: the hold; its epoch grows with its czxid
+        partitions                              the epoch of the last hold
+        partitions/{partition}                  ephemeral: the hold
 
 The leader writes `communicator` again every 30 s. A member is active while the balancer id is its
 own name. Only writes prove a session: a server that was cut off from its leader still answers
 reads. The leader of the servers may have seen the session half a tick and a ping earlier than the
 member sent it; `TRUST_FRACTION` leaves room for that (a tick is half a session at most).
 
-A ZooKeeper that lost its data counts transactions from 0 again, while magazines remember epochs. So
-a hold's epoch starts at the creation time of `partitions`, by the server's clock, and counts the
-transactions since then (`epoch_of`).
+A hold and its epoch (`epochs.py`) are written in one transaction. The time is that of the member's
+last write, by the server's clock.
 """
 
 import asyncio
@@ -23,10 +23,12 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final, Self
 from urllib.parse import quote
 
 from delivery.leadership.assignment import assign
+from delivery.leadership.epochs import next_epoch
 from delivery.leadership.membership import MEMBERSHIP_OUTAGE, MembershipTask
 from delivery.leadership.zookeeper_session import (
     CLOSE_S,
@@ -48,14 +50,6 @@ PING_FRACTION: Final = 0.1
 _VIEW_S: Final = 2.0
 _RETRY_S: Final = 0.5
 _SEQUENCE_DIGITS: Final = 10
-_EPOCHS_PER_MS: Final = 1 << 20
-"""Room for an election of the servers, which adds 2^32 to transaction ids, every 4 seconds."""
-
-
-def epoch_of(hold_czxid: int, origin: tuple[int, int]) -> int:
-    """Return the epoch of a hold. `origin`: czxid and creation time, in ms, of `partitions`."""
-    czxid, created_ms = origin
-    return created_ms * _EPOCHS_PER_MS + hold_czxid - czxid
 
 
 class ZooKeeperElection:
@@ -147,8 +141,7 @@ class ZooKeeperMembership(MembershipTask):
             "since": clock.now().isoformat(),
         }
         self._member_record = json.dumps(record).encode()
-        self._epoch = 0
-        self._epoch_origin = (0, 0)
+        self._leader_epoch = 0
 
     async def _participate(self) -> None:
         while True:
@@ -173,8 +166,8 @@ class ZooKeeperMembership(MembershipTask):
     async def _register(self, session: ZooKeeperSession) -> "_LeaderRole":
         for name in ("loadbalancer-leader", "members", "communicator", "partitions"):
             await session.ensure_node(f"{self._base}/{name}")
-        # The epochs of a ZooKeeper that lost its data are lower than before.
-        self._epoch, self._epoch_origin = 0, await session.node_created(f"{self._base}/partitions")
+        # The transactions of a ZooKeeper that lost its data are counted from 0 again.
+        self._leader_epoch = 0
         if await session.create(self._member_path, self._member_record) is None:
             raise ElectionUnavailableError("the last session of this process has not expired yet")
         path = f"{self._base}/loadbalancer-leader/member-"
@@ -197,7 +190,7 @@ class ZooKeeperMembership(MembershipTask):
     async def _run_session(self, session: ZooKeeperSession, role: "_LeaderRole") -> None:
         while True:
             sent = self._clock.monotonic()
-            await session.write(self._member_path, self._member_record)
+            now_ms = await session.write(self._member_path, self._member_record)
             if session.was_lost:
                 raise ElectionUnavailableError("the connection to ZooKeeper was lost")
             self._local_holds.renew(sent + TRUST_FRACTION * session.timeout_s)
@@ -212,7 +205,7 @@ class ZooKeeperMembership(MembershipTask):
                     ],
                 )
             for name in sorted(assigned - self._local_holds.holds.keys()):
-                await self._take_hold(session, name)
+                await self._take_hold(session, name, now_ms)
             await role.lead_if_first(self._partitions)
             await session.wait_event(PING_FRACTION * session.timeout_s)
 
@@ -220,18 +213,23 @@ class ZooKeeperMembership(MembershipTask):
         """Return the partitions that the newest known leader assigned to this member."""
         found = await session.read(f"{self._base}/communicator/{self._member}", watch=True)
         plan = json.loads(found[0]) if found else {}
-        if plan.get("balancerId") != self._member or plan["epoch"] < self._epoch:
+        if plan.get("balancerId") != self._member or plan["epoch"] < self._leader_epoch:
             return frozenset()
-        self._epoch = plan["epoch"]
+        self._leader_epoch = plan["epoch"]
         return frozenset(plan["partitions"])
 
-    async def _take_hold(self, session: ZooKeeperSession, name: str) -> None:
-        created = await session.create(self._hold_path(name), self._member.encode())
-        if created is None:
+    async def _take_hold(self, session: ZooKeeperSession, name: str, now_ms: int) -> None:
+        epoch = await session.create_numbered(
+            self._hold_path(name),
+            self._member.encode(),
+            counter=f"{self._base}/partitions",
+            next_number=partial(next_epoch, now_ms=now_ms),
+        )
+        if epoch is None:
             # The holder releases it soon, or its session expires: the watch wakes this member.
             await session.watch(self._hold_path(name))
         elif not session.was_lost:
-            self._local_holds.add({name: epoch_of(created[1], self._epoch_origin)})
+            self._local_holds.add({name: epoch})
 
     def _hold_path(self, partition: str) -> str:
         return f"{self._base}/partitions/{quote(partition, safe='')}"

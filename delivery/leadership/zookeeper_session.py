@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, assert_never
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState
 from kazoo.security import make_digest_acl
 
@@ -196,12 +196,40 @@ class ZooKeeperSession:
             return None
         return path, stat.czxid
 
-    async def write(self, path: str, value: bytes) -> None:
-        """Set the value of an existing node."""
+    async def create_numbered(
+        self, path: str, value: bytes, *, counter: str, next_number: Callable[[int], int]
+    ) -> int | None:
+        """Create an ephemeral node; return its number, or None if it exists.
+
+        `counter`: the node that holds the last number. The same transaction writes the next one.
+        """
+        while True:
+            try:
+                last, stat = await self._request(self._client.get_async, counter)
+            except NoNodeError as exc:
+                raise ElectionUnavailableError(f"{counter} is gone") from exc
+            number = next_number(int(last or 0))
+            transaction = self._client.transaction()
+            transaction.set_data(counter, str(number).encode(), version=stat.version)
+            transaction.create(path, value, ephemeral=True)
+            results = await self._request(transaction.commit_async)
+            failed = [result for result in results if isinstance(result, Exception)]
+            if not failed:
+                return number
+            if any(isinstance(one, NodeExistsError) for one in failed):
+                return None
+            # Another node has got this number; each conflict is the progress of one member.
+            if not any(isinstance(one, BadVersionError) for one in failed):
+                raise ElectionUnavailableError(f"ZooKeeper refused a change: {failed!r}")
+
+    async def write(self, path: str, value: bytes) -> int:
+        """Set the value of an existing node; return the time by the server's clock, in ms."""
         try:
-            await self._request(self._client.set_async, path, value)
+            stat = await self._request(self._client.set_async, path, value)
         except NoNodeError as exc:
             raise ElectionUnavailableError(f"{path} is gone") from exc
+        mtime: int = stat.mtime
+        return mtime
 
     async def apply_changes(self, session_node: str, changes: Sequence[NodeChange]) -> None:
         """Apply all changes or none; none where `session_node`, an ephemeral one, is gone.
@@ -252,13 +280,6 @@ class ZooKeeperSession:
         except NoNodeError:
             return [], 0
         return names, stat.mtime
-
-    async def node_created(self, path: str) -> tuple[int, int]:
-        """Return a node's czxid, and its creation time in epoch milliseconds."""
-        stat = await self._request(self._client.exists_async, path)
-        if stat is None:
-            raise ElectionUnavailableError(f"{path} is gone")
-        return stat.czxid, stat.ctime
 
     async def wait_event(self, within_s: float) -> None:
         """Wait for an event of a watch since the last call, a lost connection, or the timeout."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from delivery.leadership import open_election
+from delivery.leadership.epochs import next_epoch
 from rooms.clock import SystemClock
 from rooms.db.schema import migrate
 from rooms.errors import ElectionUnavailableError, SettingsError
@@ -241,6 +242,16 @@ async def test_epochs_grow_with_every_holder(members: Members) -> None:
     await members.leave("two")
     back = (await members.settled())["one"]
     assert all(back[partition] > moved[partition] for partition in moved)
+
+
+@calm
+async def test_an_epoch_is_higher_than_all_that_any_store_gave_before(members: Members) -> None:
+    """Compare with the clock: the election may move between stores, or to a restored one."""
+    earlier = next_epoch(0, time.time_ns() // 1_000_000 - 60_000)
+    await members.join("one")
+    first = (await members.settled())["one"]
+    assert min(first.values()) > earlier
+    assert max(first.values()) < next_epoch(0, time.time_ns() // 1_000_000 + 60_000)
 
 
 async def test_a_moved_partition_is_released_before_it_is_taken(

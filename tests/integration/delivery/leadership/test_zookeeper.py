@@ -13,7 +13,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
-from delivery.leadership.zookeeper import ZooKeeperElection, epoch_of
+from delivery.leadership.epochs import EPOCHS_PER_MS
+from delivery.leadership.zookeeper import ZooKeeperElection
 from delivery.leadership.zookeeper_session import NodeChange, ZooKeeperSession
 from rooms.backend_urls import parse_zookeeper_url
 from rooms.clock import SystemClock
@@ -78,10 +79,12 @@ async def test_paths_and_contents_of_nodes(zookeeper_url: str, client: str, raw:
             "epoch": leading.czxid,
             "partitions": list(PARTITIONS),
         }
-        origin = raw.exists(f"{base}/partitions")
+        epochs = {partition: membership.epoch(partition) or 0 for partition in PARTITIONS}
+        assert len(set(epochs.values())) == len(PARTITIONS)
+        assert max(epochs.values()) == int(raw.get(f"{base}/partitions")[0])
         for partition in PARTITIONS:
             hold = raw.exists(f"{base}/partitions/{partition.replace('/', '%2F')}")
-            assert membership.epoch(partition) == epoch_of(hold.czxid, (origin.czxid, origin.ctime))
+            assert abs(epochs[partition] // EPOCHS_PER_MS - hold.ctime) < 60_000
             assert hold.czxid > leading.czxid
             assert hold.ephemeralOwner == leading.ephemeralOwner
 
@@ -221,9 +224,43 @@ async def test_members_rejoin_a_zookeeper_that_lost_its_data(
         await until(shown, "the view to show it again")
 
 
-def test_an_epoch_grows_over_the_loss_of_all_data() -> None:
-    """Allow any number of earlier transactions, and an election of the servers every four seconds."""
-    made_ms, elections_s = 1_700_000_000_000, 4.1
-    for seconds in (5, 3600, 10 * 365 * 86400):
-        late = epoch_of(7 + int(seconds / elections_s) * (1 << 32), (7, made_ms))
-        assert late < epoch_of(1, (0, made_ms + seconds * 1000)) < 1 << 63
+async def test_epochs_grow_although_the_clock_was_set_back(
+    zookeeper_url: str, client: str, raw: Any
+) -> None:
+    """Let the last hold be of next year by the clock of that time."""
+    later = (time.time_ns() // 1_000_000 + 365 * 86_400_000) * EPOCHS_PER_MS
+    partitions = f"/{client}-ignis-workers/{client}/partitions"
+    raw.create(partitions, str(later).encode(), makepath=True)
+    async with election(zookeeper_url, client, "one") as one, one.join(["p"]) as membership:
+
+        async def held() -> bool:
+            return membership.epoch("p") is not None
+
+        await until(held, "the partition to be held")
+        assert membership.epoch("p") == later + 1
+
+
+async def test_members_that_take_holds_at_once_get_different_epochs(
+    zookeeper_url: str, client: str
+) -> None:
+    """Let 8 sessions create ten nodes each: each number is given once."""
+    sessions = [ZooKeeperSession(parse_zookeeper_url(zookeeper_url)) for _ in range(8)]
+    for session in sessions:
+        session.start()
+        await session.wait_connected(60)
+    await sessions[0].ensure_node(f"/{client}/numbers")
+
+    async def create(at: int, number: int) -> int | None:
+        return await sessions[at].create_numbered(
+            f"/{client}/{at}-{number}",
+            b"",
+            counter=f"/{client}/numbers",
+            next_number=lambda last: last + 1,
+        )
+
+    found = await asyncio.gather(*(create(at, number) for at in range(8) for number in range(10)))
+    assert sorted(number or 0 for number in found) == list(range(1, 81))
+    assert await create(0, 0) is None
+    assert await create(0, 10) == 81
+    for session in sessions:
+        await session.close()
