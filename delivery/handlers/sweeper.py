@@ -17,7 +17,12 @@ from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.handler_queue import HandlerQueue
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, StoredEntry
-from rooms.errors import MagazineMissingError, MagazineUnavailableError, TooLargeError
+from rooms.errors import (
+    MagazineMissingError,
+    MagazineUnavailableError,
+    StaleEpochError,
+    TooLargeError,
+)
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
 
@@ -31,7 +36,12 @@ MAX_CONCURRENT_BATCHES: Final = 16
 """Batches of all queues together, each of which may have `MAX_BATCH_BYTES` in memory."""
 _SWEEP_OUTAGE: Final = "sweeps of handler queues failed"
 _STUCK_DETAIL: Final = "handed out and never finished"
-_QUEUE_ERRORS: Final = (MagazineUnavailableError, MagazineMissingError, TooLargeError)
+_QUEUE_ERRORS: Final = (
+    MagazineUnavailableError,
+    MagazineMissingError,
+    StaleEpochError,
+    TooLargeError,
+)
 """Errors of one queue that do not stop the sweep of the others."""
 
 
@@ -97,7 +107,7 @@ class QueueSweeper:
                 await self.sweep(queue, should_continue, sideline=False)
                 await self.sweep(queue, should_continue, sideline=True)
             except _QUEUE_ERRORS as exc:
-                self._record_failure(queue, exc)
+                self._record_failure(queue, exc, should_continue)
 
         await for_each_limited(sweep_one, in_turns(queues), limit=MAX_CONCURRENT_QUEUES)
 
@@ -141,12 +151,16 @@ class QueueSweeper:
             swept = await self.sweep(queue, should_continue, sideline=sideline)
         except _QUEUE_ERRORS as exc:
             # The job waits for the next run; the periodic sweep does not wait for the job.
-            self._record_failure(queue, exc)
+            self._record_failure(queue, exc, should_continue)
             return
         if should_continue():
             await finish_sweep_job(self._job_queue, job, swept)
 
-    def _record_failure(self, queue: HandlerQueue, exc: Exception) -> None:
+    def _record_failure(
+        self, queue: HandlerQueue, exc: Exception, should_continue: ShouldContinue
+    ) -> None:
+        if isinstance(exc, StaleEpochError) and not should_continue():
+            return  # the next term sweeps the queue, or has done so
         if isinstance(exc, MagazineUnavailableError):
             OUTAGES.record_failure(exc, _SWEEP_OUTAGE)
         else:

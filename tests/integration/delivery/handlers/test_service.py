@@ -748,6 +748,44 @@ async def test_an_older_epoch_sweeps_nothing(at: Desk) -> None:
     assert await at.sweeper(epoch=8).sweep(queue, always, sideline=False) == 4
 
 
+@pytest.mark.parametrize("deposed", [False, True])
+async def test_a_queue_that_was_swept_in_a_later_epoch_does_not_stop_others(
+    at: Desk, *, deposed: bool
+) -> None:
+    """A sweeper whose term has not ended reports it; one that was deposed leaves it at that."""
+    queues = [await at.queue(name, sweep_duration_s=EVERYTHING_S) for name in ("a", "b")]
+    await at.sweeper(epoch=8).sweep(queues[0], always, sideline=False)
+    pair = await at.pair("b")
+    await pair.main.load(messages("x"))
+    await pair.main.fire()
+    await request_sweep(at, "a")
+    sweeper, worklist = at.sweeper(first_s=0, epoch=7), JobQueue(at.writer)
+    if deposed:
+        sweep = sweeper.sweep
+        ended = False
+
+        async def sweep_and_end(*given: Any, **named: Any) -> int:
+            nonlocal ended
+            try:
+                return await sweep(*given, **named)
+            finally:
+                ended = True
+
+        sweeper.sweep = sweep_and_end  # type: ignore[method-assign]
+        await sweeper.run(lambda: not ended)
+        assert ("failed", "a") not in at.reported
+        return
+    await sweeper.run(always)
+    assert at.reported.count(("failed", "a")) == 2, "by the job and by the periodic sweep"
+    assert await reasons(pair.sideline) == [SidelineReason.STUCK]
+    assert len(await worklist.fetch_open({JobKind.SWEEP_QUEUE})) == 1
+    at.clock.ahead_s += 899
+    await pair.main.load(messages("y"))
+    await pair.main.fire()
+    await sweeper.run(always)
+    assert not await empty(pair.main), "the next sweep is after a quarter of an hour"
+
+
 async def test_a_queue_that_cannot_be_swept_does_not_stop_others(at: Desk) -> None:
     for name in ("a", "b"):
         await at.queue(name, sweep_duration_s=EVERYTHING_S)
@@ -760,6 +798,18 @@ async def test_a_queue_that_cannot_be_swept_does_not_stop_others(at: Desk) -> No
     assert await reasons(pair.sideline) == [SidelineReason.STUCK]
 
 
+async def request_sweep(at: Desk, name: str) -> None:
+    async with transaction(at.engine) as connection:
+        await create_job(
+            connection,
+            at.organisation,
+            JobKind.SWEEP_QUEUE,
+            new_id="00000000-0000-7000-8000-00000000002a",
+            room=None,
+            arguments={"queue": name, "magazine": name},
+        )
+
+
 async def test_a_sweep_job_that_fails_waits_and_blocks_no_other(
     at: Desk,
 ) -> None:
@@ -769,15 +819,7 @@ async def test_a_sweep_job_that_fails_waits_and_blocks_no_other(
     await pair.main.load(messages("x"))
     await pair.main.fire()
     await at.magazines.drop((await at.pair("a")).main.name)
-    async with transaction(at.engine) as connection:
-        await create_job(
-            connection,
-            at.organisation,
-            JobKind.SWEEP_QUEUE,
-            new_id="00000000-0000-7000-8000-00000000002a",
-            room=None,
-            arguments={"queue": "a", "magazine": "a"},
-        )
+    await request_sweep(at, "a")
     sweeper, worklist = at.sweeper(first_s=0), JobQueue(at.writer)
     await sweeper.run(always)
     assert ("failed", "a") in at.reported
