@@ -288,10 +288,7 @@ class ClaimingConsumer(Consumer, Protocol):
     """
 
     def forget(self, tasks: Sequence[DeliveryTask]) -> None:
-        """Return the credit of tasks that get no outcome.
-
-        Each is delivered again once its claim has ended.
-        """
+        """Return the credit of tasks without an outcome; each comes again when its claim ends."""
         ...
 
 
@@ -388,10 +385,13 @@ class Magazine(Protocol):
         """
         ...
 
-    async def fire(self, limit: int = 1) -> Sequence[StoredEntry]:
+    async def fire(
+        self, limit: int = 1, *, below: Mapping[int, int] | None = None
+    ) -> Sequence[StoredEntry]:
         """Hand out up to `limit` waiting entries, each to one caller, with `fire_ts` set.
 
         Large bodies may make it fewer, but one. Those lost on their way to the caller are stuck.
+        `below`: by shard the slot before which its entries are handed out; none of other shards.
         """
         ...
 

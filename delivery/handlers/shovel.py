@@ -8,7 +8,7 @@ If the load fails, the entries are reloaded into the sideline.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -49,10 +49,13 @@ OnShoveled = Callable[[str, str, int], None]
 
 @dataclass(slots=True)
 class ShovelPass:
-    """Pass over a sideline: `left` of the entries that it had at the start, without later ones."""
+    """Pass over the entries that a sideline had at its start, without later ones.
 
-    left: int
-    schedule: ShovelSettings
+    Those are below `ends`, by shard. Their number is not known: pointers count deleted ones, too.
+    """
+
+    ends: Mapping[int, int]
+    is_over: bool = False
     too_often: int = 0
 
 
@@ -179,14 +182,17 @@ class QueueShovel:
         """Continue the queue's pass; return whether it is finished."""
         pair = await self._magazine_cache.get(queue)
         if queue.store_name not in self._passes:
-            shards = (await pair.sideline.state()).shards
-            left = sum(shard.load_pointer - shard.fire_pointer for shard in shards)
-            self._passes[queue.store_name] = ShovelPass(left=left, schedule=schedule)
+            ends = {
+                shard.shard: shard.load_pointer
+                for shard in (await pair.sideline.state()).shards
+                if shard.fire_pointer < shard.load_pointer
+            }
+            self._passes[queue.store_name] = ShovelPass(ends=ends, is_over=not ends)
         current = self._passes[queue.store_name]
         until = self._clock.monotonic() + MAX_RUN_S
 
         def has_time() -> bool:
-            return should_continue() and current.left > 0 and self._clock.monotonic() < until
+            return should_continue() and not current.is_over and self._clock.monotonic() < until
 
         def on_shoveled(name: str, outcome: str, count: int) -> None:
             if outcome == "too_often":
@@ -199,18 +205,17 @@ class QueueShovel:
                     # Thousands of workers may wait for a slot, longer than the slice lasts.
                     if not has_time():
                         return
-                    wanted = min(self._batch, current.left)
-                    current.left -= wanted  # before the first await, so that other workers see it
-                    got = await shovel_batch(
+                    taken = await shovel_batch(
                         pair,
                         queue,
-                        wanted,
+                        self._batch,
+                        below=current.ends,
                         now=self._clock.now(),
                         on_shoveled=on_shoveled,
                         on_loaded=self._on_loaded,
                     )
-                # Less than wanted where others fire from the same shards: the rest is still there.
-                current.left = current.left + wanted - got if got else 0
+                # One that is not full may not be the last: large bodies make it smaller.
+                current.is_over = current.is_over or not taken
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -218,7 +223,7 @@ class QueueShovel:
                     group.create_task(work())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-        return current.left <= 0
+        return current.is_over
 
 
 async def shovel_batch(
@@ -226,12 +231,16 @@ async def shovel_batch(
     queue: HandlerQueue,
     limit: int,
     *,
+    below: Mapping[int, int],
     now: datetime,
     on_shoveled: OnShoveled,
     on_loaded: Callable[[str], None],
 ) -> int:
-    """Move a batch from the sideline to main; return the number of entries taken."""
-    taken = await queue_magazines.sideline.fire(limit)
+    """Move a batch from the sideline to main; return the number of entries taken.
+
+    Entries that come back meanwhile have slots from `below` on, and wait for the next pass.
+    """
+    taken = await queue_magazines.sideline.fire(limit, below=below)
     too_often, expired, ready = partition_entries(
         taken, queue.settings.shovel or ShovelSettings(), now
     )

@@ -105,12 +105,14 @@ class KvMagazine(KvSlots):
                 f"shard {shard} of {self.name} was set back during a load"
             )
 
-    def fire(self, limit: int) -> list[StoredEntry]:
+    def fire(self, limit: int, below: Mapping[int, int] | None = None) -> list[StoredEntry]:
         """`Magazine.fire`: first by the known pointers, then from all shards."""
         taken: list[StoredEntry] = []
         try:
-            self._fire_from(dict(self._known_pointers), limit, taken)
-            while len(taken) < limit and self._fire_from(self._read_pointers(), limit, taken):
+            self._fire_from(dict(self._known_pointers), below, limit, taken)
+            while len(taken) < limit and self._fire_from(
+                self._read_pointers(), below, limit, taken
+            ):
                 pass
         except MagazineUnavailableError:
             if not taken:
@@ -118,14 +120,19 @@ class KvMagazine(KvSlots):
         return taken
 
     def _fire_from(
-        self, pointers: dict[int, tuple[int, int]], limit: int, taken: list[StoredEntry]
+        self,
+        pointers: dict[int, tuple[int, int]],
+        below: Mapping[int, int] | None,
+        limit: int,
+        taken: list[StoredEntry],
     ) -> bool:
         """Fire from these shards into `taken`; return whether another firer won a shard."""
         turn, lost = next(self.fires), False
         for shard in sorted(pointers, key=lambda shard: (shard + turn) % self.shards):
             fire, load = pointers[shard]
-            while fire < load and len(taken) < limit:
-                to = min(load, fire + limit - len(taken))
+            end = load if below is None else min(load, below.get(shard, 0))
+            while fire < end and len(taken) < limit:
+                to = min(end, fire + limit - len(taken))
                 if not self._move_fire(shard, fire, to):
                     self._known_pointers.pop(shard, None)
                     lost = True

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -100,9 +100,11 @@ class AsyncKvMagazine:
         _check_batch(len(entries))
         return await self._threads.write(self._magazine.load, entries)
 
-    async def fire(self, limit: int = 1) -> Sequence[StoredEntry]:
+    async def fire(
+        self, limit: int = 1, *, below: Mapping[int, int] | None = None
+    ) -> Sequence[StoredEntry]:
         _check_batch(limit)
-        return await self._threads.run(self._magazine.fire, limit)
+        return await self._threads.run(self._magazine.fire, limit, below)
 
     async def take(
         self, slots: Sequence[Slot], *, older_than_s: float | None = None

@@ -5,7 +5,7 @@ an entry may be handed out again, as after a crash of its consumer.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -188,15 +188,22 @@ class PostgresMagazine:
             raise self._missing()
         return [Slot(shard, rows[0][0] + at) for at in range(len(entries))]
 
-    async def fire(self, limit: int = 1) -> Sequence[StoredEntry]:
+    async def fire(
+        self, limit: int = 1, *, below: Mapping[int, int] | None = None
+    ) -> Sequence[StoredEntry]:
         """Fire from shards without another firer, or else wait for the next free shard."""
         _check_batch(limit)
+        if below is None:
+            fire_free, fire_any, bound = postgres_sql.FIRE_FREE, postgres_sql.FIRE_ANY, {}
+        else:
+            fire_free, fire_any = postgres_sql.FIRE_FREE_BELOW, postgres_sql.FIRE_ANY_BELOW
+            bound = {"below": number_array(below.get(at, 0) for at in range(self.shards))}
         taken: list[StoredEntry] = []
         size, free = 0, True
         while len(taken) < limit and size < MAX_BATCH_BYTES:
             wanted = limit - len(taken)
             rows = await self._relaxed.run(
-                postgres_sql.FIRE_FREE if free else postgres_sql.FIRE_ANY,
+                fire_free if free else fire_any,
                 self._parameters(
                     turn=next(self._fires),
                     shards=self.shards,
@@ -204,6 +211,7 @@ class PostgresMagazine:
                     most=_MAX_SHARDS_PER_CALL if free and wanted >= _MANY_ENTRIES else 1,
                     limit=wanted,
                     bytes=MAX_BATCH_BYTES - size,
+                    **bound,
                 ),
             )
             found = _to_sorted_entries(rows)

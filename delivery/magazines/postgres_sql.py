@@ -38,11 +38,13 @@ _SLOTS: Final = """v AS MATERIALIZED (
 _SLOT_MATCHES: Final = (
     "e.magazine_id = ANY (ARRAY[{0}.magazine]) AND e.shard = {0}.shard AND e.pointer = {0}.pointer"
 )
-# Not as an EXISTS, which would be joined.
+# Not as an EXISTS, which would be joined. {0}: a bound of `e.pointer`.
 _HAS_WAITING: Final = """coalesce((
         SELECT true FROM magazine_entries e
-        WHERE e.magazine_id = p.magazine_id AND e.shard = p.shard AND e.pointer >= p.pointer LIMIT 1
+        WHERE e.magazine_id = p.magazine_id AND e.shard = p.shard AND e.pointer >= p.pointer{0} LIMIT 1
     ), false)"""
+# {0}: the row with the shard, not the entry, so that the index finds the bound.
+_BELOW: Final = " AND e.pointer < (%(below)s::int8[])[{0}.shard + 1]"
 _EXPIRED: Final = "(%(expires)s::bool AND e.expires_at IS NOT NULL AND e.expires_at <= now())"
 # The length is in the row itself: a large body is not read for it.
 _HANDED_BYTES: Final = "CASE WHEN {0} THEN octet_length(e.body) ELSE 0 END"
@@ -133,18 +135,22 @@ _MISSED_ENTRIES: Final = (
 )
 
 
-def _fire(lock: str) -> str:
+def _fire(lock: str, bound: str = "") -> str:
     return f"""
 WITH line AS MATERIALIZED (
     SELECT p.shard, p.pointer FROM magazine_pointers p
-    WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND {_HAS_WAITING}
+    WHERE p.magazine_id = %(magazine)s::int4 AND p.kind = 1 AND {
+        _HAS_WAITING.format(bound.format("p"))
+    }
     ORDER BY (p.shard + %(turn)s::int4) %% %(shards)s::int4 LIMIT %(most)s::int4 FOR UPDATE {lock}
 ), sized AS MATERIALIZED (
     SELECT l.shard, e.pointer, e.bytes FROM line l CROSS JOIN LATERAL (
         SELECT e.pointer, {
         _HANDED_BYTES.format(f"e.fire_ts IS NULL AND NOT {_EXPIRED}")
     } AS bytes FROM magazine_entries e
-        WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = l.shard AND e.pointer >= l.pointer
+        WHERE e.magazine_id = %(magazine)s::int4 AND e.shard = l.shard AND e.pointer >= l.pointer{
+        bound.format("l")
+    }
         ORDER BY e.pointer LIMIT %(limit)s::int4
     ) e LIMIT %(limit)s::int4
 ), picked AS MATERIALIZED (
@@ -167,7 +173,7 @@ UNION ALL SELECT 0, {
         _NO_ENTRY_COLUMNS.format(
             "(SELECT count(*) FROM line)",
             "(SELECT count(*)::int4 FROM picked)",
-            _MISSED_ENTRIES,
+            _MISSED_ENTRIES.format(bound.format("p")),
             "NULL::int8",
         )
     }
@@ -177,6 +183,8 @@ UNION ALL SELECT 0, {
 FIRE_FREE: Final = _fire("SKIP LOCKED")
 """From shards that no other call fires from."""
 FIRE_ANY: Final = _fire("")
+FIRE_FREE_BELOW: Final = _fire("SKIP LOCKED", _BELOW)
+FIRE_ANY_BELOW: Final = _fire("", _BELOW)
 
 TAKE: Final = f"""
 WITH {_SLOTS}, taken AS (

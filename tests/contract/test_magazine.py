@@ -143,6 +143,45 @@ async def test_a_firer_gets_no_more_than_it_asks_for(magazine: Magazine) -> None
     }
 
 
+async def test_a_firer_gets_what_is_below_the_slots_that_it_names(magazine: Magazine) -> None:
+    """Name the first two slots of the first shard, one of the second, and no other."""
+    for number in range(4):
+        await magazine.load(entries(*(f"{number}{letter}" for letter in "abc")))
+    everything = {one.slot: one.entry.id for one in await magazine.peek(100)}
+    below = {0: 2, 1: 1}
+    expected = sorted(everything[slot] for slot in (Slot(0, 0), Slot(0, 1), Slot(1, 0)))
+    assert await magazine.fire(100, below={}) == []
+    assert sorted(ids(await magazine.fire(100, below=below))) == expected
+    await magazine.load(entries("later"))
+    assert await magazine.fire(100, below=below) == []
+    assert len(await magazine.fire(100)) == 10
+
+
+async def test_a_firer_passes_deleted_entries_below_the_slots_that_it_names(
+    one_shard: Magazine,
+) -> None:
+    homes = await one_shard.load(entries(*(f"{at}" for at in range(10))))
+    await one_shard.delete([*homes[:4], *homes[6:8]])
+    assert ids(await one_shard.fire(100, below={0: 8})) == ["4", "5"]
+    assert await one_shard.fire(100, below={0: 8}) == []
+    assert ids(await one_shard.fire(100, below={0: 10})) == ["8", "9"]
+
+
+async def test_concurrent_firers_get_each_entry_below_a_slot_once(magazine: Magazine) -> None:
+    for number in range(20):
+        await magazine.load(entries(*(f"{number}-{at}" for at in range(25))))
+    below = dict.fromkeys(range(4), 60)
+    handed: Counter[str] = Counter()
+
+    async def firer() -> None:
+        while found := await magazine.fire(7, below=below):
+            handed.update(ids(found))
+
+    await asyncio.gather(*(firer() for _ in range(8)))
+    assert (len(handed), set(handed.values())) == (240, {1})
+    assert len(await drained(magazine)) == 260
+
+
 @pytest.mark.parametrize("limit", [7, 200])
 async def test_concurrent_firers_get_each_entry_once(magazine: Magazine, limit: int) -> None:
     for number in range(20):

@@ -418,13 +418,70 @@ async def test_a_pass_ends_although_its_messages_fail_at_once(at: Desk) -> None:
     assert all(one.fire_ts is None for one in await all_of(pair.sideline))
 
 
+@pytest.mark.parametrize("purged", [0, 100])
+async def test_a_pass_takes_no_message_that_came_back_during_it(
+    at: Desk, monkeypatch: pytest.MonkeyPatch, *, purged: int
+) -> None:
+    """Let each message fail at once, some beside many that were purged: one pass is one shovel."""
+    await at.queue(shovel=ShovelSettings(interval_s=600, max_shovels=3, concurrency=1))
+    pair = await at.pair()
+    if purged:
+        await pair.sideline.delete(await pair.sideline.load(messages(*range(purged))))
+    # Shards of different sizes: the smaller one is done first.
+    await pair.sideline.load(messages(*range(2)))
+    await pair.sideline.load([replace(one, id=f"long-{one.id}") for one in messages(*range(11))])
+    move = shovelling.shovel_batch
+
+    async def fail_at_once(*given: Any, **named: Any) -> int:
+        taken = await move(*given, **named)
+        failed = await pair.main.fire(100)
+        await pair.sideline.load([one.entry for one in failed])
+        await pair.main.delete([one.slot for one in failed])
+        return taken
+
+    monkeypatch.setattr(shovelling, "shovel_batch", fail_at_once)
+    shovel = at.shovel()
+    await shovel.run(always)
+    for passes in (1, 2):
+        at.clock.ahead_s += 600
+        await shovel.run(always)
+        assert at.moved("queued") == 13 * passes
+        assert {one.entry.shovels for one in await all_of(pair.sideline)} == {passes}
+
+
+async def test_a_pass_goes_on_in_the_next_slice_with_what_waited_at_its_begin(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let a message be sidelined between two slices: it waits for the next pass."""
+    monkeypatch.setattr(shovelling, "MAX_RUN_S", 0.5)
+    await at.queue(shovel=ShovelSettings(interval_s=600, concurrency=1))
+    pair = await at.pair()
+    await pair.sideline.load(messages(*range(9)))
+    move = shovelling.shovel_batch
+
+    async def slow(*given: Any, **named: Any) -> int:
+        at.clock.ahead_s += 1
+        return await move(*given, **named)
+
+    monkeypatch.setattr(shovelling, "shovel_batch", slow)
+    shovel = at.shovel()
+    await shovel.run(always)
+    at.clock.ahead_s += 600
+    await shovel.run(always)
+    assert at.moved("queued") == 3
+    await pair.sideline.load([replace(one, id="later") for one in messages("x")])
+    for _ in range(5):
+        await shovel.run(always)
+    assert at.moved("queued") == 9
+    assert [one.entry.id for one in await all_of(pair.sideline)] == ["later"]
+
+
 async def test_messages_that_stay_are_not_moved_without_end(
     at: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The more a pass has left, the later is the next one, whatever the interval."""
     monkeypatch.setattr(shovelling, "MAX_LEFT_PER_S", 2)
-    # With more shards, a pass may take a message that it has put back before one that it has not.
-    await at.queue(shards=1, shovel=ShovelSettings(interval_s=1, max_shovels=1))
+    await at.queue(shovel=ShovelSettings(interval_s=1, max_shovels=1))
     pair = await at.pair()
     await pair.sideline.load([replace(one, shovels=1) for one in messages(*range(10))])
     shovel = at.shovel()
@@ -545,8 +602,8 @@ class Sparing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._magazine, name)
 
-    async def fire(self, _limit: int) -> Any:
-        return await self._magazine.fire(1)
+    async def fire(self, _limit: int, **bound: Any) -> Any:
+        return await self._magazine.fire(1, **bound)
 
 
 async def test_a_pass_is_complete_although_batches_are_smaller_than_asked_for(at: Desk) -> None:

@@ -35,6 +35,8 @@ STATEMENTS = {
     "load": postgres_sql.LOAD_ENTRIES,
     "fire": postgres_sql.FIRE_FREE,
     "fire, waiting": postgres_sql.FIRE_ANY,
+    "fire, bounded": postgres_sql.FIRE_FREE_BELOW,
+    "fire, bounded, waiting": postgres_sql.FIRE_ANY_BELOW,
     "take": postgres_sql.TAKE,
     "find": postgres_sql.FIND,
     "peek": postgres_sql.PEEK,
