@@ -8,7 +8,7 @@ If the load fails, the entries are reloaded into the sideline.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -18,8 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.handlers.known_queues import KnownQueues, in_turns
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_main_entries
 from delivery.maintenance.task import ShouldContinue
-from rooms.db.catalog.handler_queues import clear_one_shot_shovel
-from rooms.db.connection import transaction
+from rooms.db.catalog.handler_queues import (
+    clear_one_shot_shovel,
+    read_shovel_waits,
+    record_shovel_waits,
+)
+from rooms.db.connection import autocommit, transaction
 from rooms.domain.handler_queue import HandlerQueue, ShovelSettings
 from rooms.domain.magazine import StoredEntry
 from rooms.errors import MagazineMissingError, MagazineUnavailableError, TransientError
@@ -31,11 +35,14 @@ _log = logging.getLogger(__name__)
 
 _SHOVEL_OUTAGE: Final = "passes of shovels failed"
 _CLEAR_OUTAGE: Final = "removals of one-shot shovels failed"
+_RECORD_OUTAGE: Final = "writes of the times of shovels failed"
 SHOVEL_BATCH: Final = 500
 RETRY_S: Final = 10.0
 """Delay of a retry after an error; of a scheduled shovel at most its interval."""
 MAX_RUN_S: Final = 5.0
 """A pass that takes longer continues in the next run, so that other queues are served."""
+MIN_RECORDED_S: Final = 60.0
+"""A shorter pause starts anew with a term: that delays little, and saves a write for each pass."""
 MAX_CONCURRENT_QUEUES: Final = 64
 MAX_CONCURRENT_BATCHES: Final = 16
 """Batches of all queues together, each of which may have `MAX_BATCH_BYTES` in memory."""
@@ -60,7 +67,10 @@ class ShovelPass:
 
 
 class QueueShovel:
-    """Shovel each queue's sideline when it is due. Keeps schedules: each term needs a new one."""
+    """Shovel each queue's sideline when it is due. Keeps schedules: each term needs a new one.
+
+    A term goes on with the times that the last one recorded.
+    """
 
     name = "shovel of handler queues"
 
@@ -85,6 +95,7 @@ class QueueShovel:
         self._batch = batch
         self._retry_s = retry_s
         self._next_at: dict[str, float] = {}
+        self._unrecorded: set[str] = set()
         self._schedules: dict[str, ShovelSettings] = {}
         self._passes: dict[str, ShovelPass] = {}
         self._served_at: dict[str, float] = {}
@@ -109,25 +120,57 @@ class QueueShovel:
             del self._schedules[name], self._next_at[name]
             self._passes.pop(name, None)
             self._served_at.pop(name, None)
-        due = [queue for queue in queues if self._is_due(queue)]
+            self._unrecorded.discard(name)
+        recorded = await self._read_recorded(names - self._schedules.keys())
+        due = [queue for queue in queues if self._is_due(queue, recorded)]
         due.sort(key=lambda queue: self._served_at.get(queue.store_name, -math.inf))
         slots = asyncio.Semaphore(MAX_CONCURRENT_QUEUES)
         begin_by = self._clock.monotonic() + MAX_RUN_S
         async with asyncio.TaskGroup() as group:
             for queue in in_turns(due):
                 group.create_task(self._shovel_queue(queue, slots, begin_by, should_continue))
+        if should_continue():
+            await self._record_times()
 
-    def _is_due(self, queue: HandlerQueue) -> bool:
-        schedule, now_s = queue.settings.shovel, self._clock.monotonic()
+    async def _read_recorded(self, names: Collection[str]) -> dict[str, float]:
+        if not names:
+            return {}
+        async with autocommit(self._engine) as connection:
+            return await read_shovel_waits(connection, list(names))
+
+    async def _record_times(self) -> None:
+        now_s = self._clock.monotonic()
+        waits_s = {name: self._next_at[name] - now_s for name in self._unrecorded}
+        if not waits_s:
+            return
+        try:
+            async with transaction(self._engine) as connection:
+                await record_shovel_waits(connection, waits_s)
+        except TransientError as exc:
+            OUTAGES.record_failure(exc, _RECORD_OUTAGE)
+            return
+        OUTAGES.record_success(_RECORD_OUTAGE)
+        self._unrecorded.clear()
+
+    def _is_due(self, queue: HandlerQueue, recorded: Mapping[str, float]) -> bool:
+        """Return whether a pass is due. `recorded`: seconds to wait, of queues new to this term."""
+        name, schedule, now_s = queue.store_name, queue.settings.shovel, self._clock.monotonic()
         assert schedule is not None
-        if self._schedules.get(queue.store_name) != schedule:
-            # The interval of a new or changed schedule starts now. A one-shot is due at once.
-            self._schedules[queue.store_name] = schedule
-            self._next_at[queue.store_name] = now_s + (
-                0 if schedule.one_shot else schedule.interval_s
-            )
-            self._passes.pop(queue.store_name, None)
-        return now_s >= self._next_at[queue.store_name]
+        if self._schedules.get(name) != schedule:
+            self._schedules[name] = schedule
+            self._passes.pop(name, None)
+            if schedule.one_shot:
+                self._next_at[name] = now_s
+            elif name in recorded:
+                self._next_at[name] = now_s + min(recorded[name], schedule.interval_s)
+            else:  # the interval of a new or changed schedule starts now
+                self._set_next(name, schedule, schedule.interval_s)
+        return now_s >= self._next_at[name]
+
+    def _set_next(self, name: str, schedule: ShovelSettings, pause_s: float) -> None:
+        self._next_at[name] = self._clock.monotonic() + pause_s
+        if pause_s >= MIN_RECORDED_S and not schedule.one_shot:
+            self._unrecorded.add(name)
 
     async def _shovel_queue(
         self,
@@ -174,7 +217,7 @@ class QueueShovel:
             pause_s = min(self._retry_s, pause_s)
         else:
             OUTAGES.record_success(_CLEAR_OUTAGE)
-        self._next_at[queue.store_name] = self._clock.monotonic() + pause_s
+        self._set_next(queue.store_name, schedule, pause_s)
 
     async def _continue_pass(
         self, queue: HandlerQueue, schedule: ShovelSettings, should_continue: ShouldContinue

@@ -10,7 +10,7 @@ these rows: it cannot make a name unique, and what it loses is written again.
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Self
 
@@ -18,9 +18,11 @@ import msgspec
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
+    Double,
     RowMapping,
     Text,
     any_,
+    case,
     delete,
     exists,
     false,
@@ -28,6 +30,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -49,6 +52,14 @@ _ACTIVE: Final[ColumnElement[bool]] = literal_column(
     "coalesce(queues.created_at + make_interval(secs => (queues.settings ->> 'queue_expiry_s')::float8) > now(), true)"
 ).label("active")
 _COLUMNS: Final = (queues, _ACTIVE)
+_RECORD_SHOVEL_WAITS: Final = text("""
+WITH v AS MATERIALIZED (
+    SELECT q.name, v.wait_s
+    FROM unnest(CAST(:names AS text[]), CAST(:waits AS float8[])) AS v (name, wait_s) JOIN queues q USING (name)
+    ORDER BY q.name FOR NO KEY UPDATE OF q
+)
+UPDATE queues q SET shovel_next_at = now() + make_interval(secs => v.wait_s) FROM v WHERE q.name = v.name
+""")
 # The expression of the index.
 _display_name: Final = func.coalesce(queues.c.display_name, queues.c.name)
 
@@ -164,14 +175,20 @@ async def queues_to_serve(
 async def update_queue(
     connection: AsyncConnection, store_name: str, settings: QueueSettings
 ) -> HandlerQueue:
-    """Replace the settings of a queue.
+    """Replace the settings of a queue. The interval of a changed shovel starts anew.
 
     The same transaction must have called `find_queue` with `lock`.
     """
+    values = _json(settings)
+    is_same = queues.c.settings["shovel"] == literal(values["shovel"], JSONB)
     statement = (
         update(queues)
         .where(queues.c.name == store_name)
-        .values(settings=_json(settings), updated_at=func.now())
+        .values(
+            settings=values,
+            shovel_next_at=case((is_same, queues.c.shovel_next_at), else_=None),
+            updated_at=func.now(),
+        )
     )
     return _queue((await connection.execute(statement.returning(*_COLUMNS))).mappings().one())
 
@@ -193,6 +210,26 @@ async def clear_one_shot_shovel(
         .returning(queues.c.name)
     )
     return (await connection.execute(statement)).first() is not None
+
+
+async def read_shovel_waits(
+    connection: AsyncConnection, store_names: Sequence[str]
+) -> dict[str, float]:
+    """Return the seconds until the next shovel, of those queues for which a time was recorded."""
+    wait_s = func.extract("epoch", queues.c.shovel_next_at - func.now()).cast(Double)
+    statement = select(queues.c.name, wait_s).where(
+        _is_named(store_names), queues.c.shovel_next_at.is_not(None)
+    )
+    return {row[0]: row[1] for row in await connection.execute(statement)}
+
+
+async def record_shovel_waits(connection: AsyncConnection, waits_s: Mapping[str, float]) -> None:
+    """Record the seconds until the next shovel of these queues, by their name in the store."""
+    # In one order everywhere, so that no two statements deadlock.
+    names = sorted(waits_s)
+    await connection.execute(
+        _RECORD_SHOVEL_WAITS, {"names": names, "waits": [waits_s[name] for name in names]}
+    )
 
 
 async def hold_queue(connection: AsyncConnection, store_name: str) -> bool:

@@ -119,4 +119,5 @@ queues: Final = Table(
     time_column("created_at"),
     time_column("updated_at"),
     text_column("display_name", null=True),
+    time_or_null("shovel_next_at"),  # of a schedule; null: its interval has not started
 )

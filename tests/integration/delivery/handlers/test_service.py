@@ -40,6 +40,7 @@ from rooms.db.catalog.handler_queues import (
     find_queue,
     mark_deleting,
     queues_to_serve,
+    record_shovel_waits,
 )
 from rooms.db.catalog.organisations import ensure_organisation
 from rooms.db.connection import transaction
@@ -377,6 +378,86 @@ async def test_the_shovel_runs_at_its_interval(at: Desk) -> None:
     assert all(one.fire_ts is None for one in moved)
     assert at.moved("queued") == 8
     assert ("loaded", NAME) in at.reported
+
+
+async def pass_time(at: Desk, seconds: float) -> None:
+    """Let so much time pass without a process that shovels."""
+    async with transaction(at.engine) as connection:
+        await connection.execute(
+            text("UPDATE queues SET shovel_next_at = shovel_next_at - make_interval(secs => :s)"),
+            {"s": seconds},
+        )
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+async def test_an_interval_goes_on_in_the_next_term(at: Desk, *, finished: int) -> None:
+    """Let each term be shorter than the interval, of the first pass or of the second one."""
+    await at.queue(shovel=ShovelSettings(interval_s=86_400))
+    pair = await at.pair()
+    first = at.shovel()
+    await first.run(always)
+    at.clock.ahead_s += finished * 86_400
+    await first.run(always)
+    await pair.sideline.load(messages("x"))
+    await at.changed(concurrency=9)
+    await pass_time(at, 43_200)
+    second = at.shovel()
+    await second.run(always)
+    at.clock.ahead_s += 43_190
+    await second.run(always)
+    assert await empty(pair.main)
+    at.clock.ahead_s += 20
+    await second.run(always)
+    assert await empty(pair.sideline)
+    await pair.sideline.load(messages("y"))
+    await pass_time(at, 86_401)
+    await at.shovel().run(always)
+    assert await empty(pair.sideline)
+
+
+async def test_an_interval_that_was_changed_between_two_terms_starts_anew(at: Desk) -> None:
+    await at.queue(shovel=ShovelSettings(interval_s=600))
+    pair = await at.pair()
+    await pair.sideline.load(messages("x"))
+    await at.shovel().run(always)
+    await at.changed(shovel=None)
+    await at.changed(shovel=ShovelSettings(interval_s=600))
+    await pass_time(at, 601)
+    second = at.shovel()
+    await second.run(always)
+    assert await empty(pair.main)
+    at.clock.ahead_s += 600
+    await second.run(always)
+    assert await empty(pair.sideline)
+
+
+async def test_only_long_intervals_are_recorded_and_after_an_outage_later(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await at.queue("short", shovel=ShovelSettings(interval_s=59))
+    await at.queue("once", shovel=SHOVEL_NOW)
+    await at.queue("long", shovel=ShovelSettings(interval_s=60))
+    away = True
+
+    async def fail(connection: Any, waits_s: Any) -> None:
+        if away:
+            raise StorageUnavailableError("away")
+        await record_shovel_waits(connection, waits_s)
+
+    async def recorded() -> list[str]:
+        async with transaction(at.engine) as connection:
+            rows = await connection.execute(
+                text("SELECT name FROM queues WHERE shovel_next_at IS NOT NULL ORDER BY name")
+            )
+            return [row[0] for row in rows]
+
+    monkeypatch.setattr(shovelling, "record_shovel_waits", fail)
+    shovel = at.shovel()
+    await shovel.run(always)
+    assert await recorded() == []
+    away = False
+    await shovel.run(always)
+    assert await recorded() == ["long"]
 
 
 async def test_a_poison_message_is_shoveled_a_limited_number_of_times(at: Desk) -> None:
