@@ -34,6 +34,8 @@ MAX_CONCURRENT_QUEUES: Final = 64
 MAX_CONCURRENT_SHARDS: Final = 8
 MAX_CONCURRENT_BATCHES: Final = 16
 """Batches of all queues together, each of which may have `MAX_BATCH_BYTES` in memory."""
+_MIN_HELD_S: Final = 10.0
+"""A sweeper that took less time for a batch was not suspended."""
 _SWEEP_OUTAGE: Final = "sweeps of handler queues failed"
 _STUCK_DETAIL: Final = "handed out and never finished"
 _QUEUE_ERRORS: Final = (
@@ -119,8 +121,15 @@ class QueueSweeper:
         magazine = pair.sideline if sideline else pair.main
         older_than_s = queue.sideline_stuck_after_s if sideline else queue.stuck_after_s
 
-        async def rescue(taken: Sequence[StoredEntry]) -> None:
-            await rescue_entries(pair, taken, sideline=sideline)
+        async def rescue(taken: Sequence[StoredEntry], held_for_s: float) -> None:
+            # A reload leaves what another has moved; a load does not.
+            if not sideline and held_for_s > max(older_than_s / 2, _MIN_HELD_S):
+                # The stamp of the next term's sweeper is younger than this.
+                taken = await magazine.take(
+                    [one.slot for one in taken], older_than_s=held_for_s - older_than_s / 2
+                )
+            if taken:
+                await rescue_entries(pair, taken, sideline=sideline)
             self._on_swept(queue.store_name, "sideline" if sideline else "main", len(taken))
 
         found = await sweep_magazine(
@@ -129,6 +138,7 @@ class QueueSweeper:
             should_continue,
             epoch=self._epoch,
             older_than_s=older_than_s,
+            clock=self._clock,
             concurrency=MAX_CONCURRENT_SHARDS,
             limit=self._batch,
             batches=self._batches,

@@ -16,8 +16,8 @@ from rooms.domain.magazine import MAX_BATCH, StoredEntry
 from rooms.errors import MagazineMissingError
 from rooms.ports import Clock, Magazine
 
-Rescue = Callable[[Sequence[StoredEntry]], Awaitable[None]]
-"""Move or delete stuck entries, which the sweep has stamped as its own."""
+Rescue = Callable[[Sequence[StoredEntry], float], Awaitable[None]]
+"""Move or delete stuck entries, which the sweep stamped as its own at most so many seconds ago."""
 
 
 async def sweep_magazine(
@@ -27,6 +27,7 @@ async def sweep_magazine(
     *,
     epoch: int,
     older_than_s: float,
+    clock: Clock,
     concurrency: int = 1,
     limit: int = MAX_BATCH,
     batches: asyncio.Semaphore | None = None,
@@ -46,11 +47,12 @@ async def sweep_magazine(
                 # Hundreds of shards may have waited for their turn.
                 if not should_continue():
                     return
+                began_s = clock.monotonic()
                 batch = await magazine.sweep(
                     shard, epoch=epoch, older_than_s=older_than_s, limit=limit
                 )
                 if batch.entries:
-                    await rescue(batch.entries)
+                    await rescue(batch.entries, clock.monotonic() - began_s)
                     found += len(batch.entries)
             # Another pass after a rescue moves the pointer over the rescued entries.
             more = batch.is_full or bool(batch.entries)
@@ -153,7 +155,8 @@ class SidelineSweeper:
         if magazine is None:
             return 0
 
-        async def rescue(taken: Sequence[StoredEntry]) -> None:
+        async def rescue(taken: Sequence[StoredEntry], _held_for_s: float) -> None:
+            # Nothing is rescued twice: its row names one slot.
             await self._rescue(subscription, magazine, taken)
 
         try:
@@ -163,6 +166,7 @@ class SidelineSweeper:
                 should_continue,
                 epoch=self._epoch,
                 older_than_s=self._older_than_s,
+                clock=self._clock,
             )
         except MagazineMissingError:
             self._magazine_cache.invalidate(subscription)

@@ -4,6 +4,7 @@ Oracle: every message ends where the task moves it, once, and later writes of th
 refused.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import pytest
 
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines
 from rooms.domain.handler_queue import HandlerQueue, QueueSettings, ShovelSettings
+from rooms.domain.magazine import SweepBatch
 from rooms.errors import StaleEpochError
 from rooms.settings import SCHEMES
 from tests.support.handler_queues import NAME, Desk, all_of, desk, messages
@@ -136,6 +138,67 @@ async def test_deposed_within_a_batch_of_a_sweep(at: Desk, which: str, call: str
         await at.sweeper(epoch=OLDER).sweep(queue, always, sideline=False)
     assert sum((await ids(pair.sideline)).values()) == 3
     assert await newer.sweeper(epoch=NEWER).sweep(queue, always, sideline=False) == MANY - 3
+    assert await ids(pair.sideline) == Counter(IDS)
+    assert await ids(pair.main) == Counter()
+
+
+@dataclass
+class Frozen:
+    """A main magazine whose sweep finds everything, and whose process is then suspended."""
+
+    magazine: Any
+    at: Desk
+    for_s: float
+    happens: Callable[[], Awaitable[object]]
+    happened: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.magazine, name)
+
+    async def sweep(self, shard: int, *, older_than_s: float, **named: Any) -> SweepBatch:
+        assert older_than_s > 0
+        found: SweepBatch = await self.magazine.sweep(shard, older_than_s=EVERYTHING_S, **named)
+        if not self.happened:
+            self.happened = True
+            await self.happens()
+            self.at.clock.ahead_s += self.for_s
+        return found
+
+
+async def test_a_frozen_sweeper_moves_nothing_that_its_successor_has(at: Desk) -> None:
+    """Freeze it after its sweep for longer than the sweep duration, in which the next one sweeps."""
+    queue = await at.queue(settings=ONE_SHARD)
+    patient = replace(queue, settings=replace(queue.settings, sweep_duration_s=120))
+    pair = await at.pair()
+    await pair.main.load(messages(*range(MANY)))
+    await pair.main.fire(MANY)
+    newer = fresh(at)
+
+    async def swept() -> None:
+        assert await newer.sweeper(epoch=NEWER).sweep(queue, always, sideline=False) == MANY
+
+    frozen: Any = Frozen(pair.main, at, 130, swept)
+    at.pairs._open[NAME] = queue.created_at, replace(pair, main=frozen)
+    with pytest.raises(StaleEpochError):
+        await at.sweeper(epoch=OLDER).sweep(patient, always, sideline=False)
+    assert await ids(pair.sideline) == Counter(IDS)
+    assert await ids(pair.main) == Counter()
+    assert at.moved("main") == MANY
+
+
+async def test_a_frozen_sweeper_goes_on_where_no_other_has_swept(at: Desk) -> None:
+    queue = await at.queue(settings=ONE_SHARD)
+    patient = replace(queue, settings=replace(queue.settings, sweep_duration_s=40))
+    pair = await at.pair()
+    await pair.main.load(messages(*range(MANY)))
+    await pair.main.fire(MANY)
+
+    async def nothing() -> None:
+        await asyncio.sleep(0.01)  # so that the store's clock shows that it was stamped before
+
+    frozen: Any = Frozen(pair.main, at, 20.001, nothing)
+    at.pairs._open[NAME] = queue.created_at, replace(pair, main=frozen)
+    assert await at.sweeper(epoch=OLDER).sweep(patient, always, sideline=False) == MANY
     assert await ids(pair.sideline) == Counter(IDS)
     assert await ids(pair.main) == Counter()
 
