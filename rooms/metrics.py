@@ -39,7 +39,7 @@ class Metrics:
     - Ack. Values: acked, nacked, extended or late.
     - Orphan. Values: sidelined or discarded.
     - Handled message. Values: handled, sidelined, ignored or late.
-    - Shoveled message. Values: queued, expired or too_often.
+    - Shoveled message. Values: queued, expired, purged, too_often, stale or busy.
     - Check in the sandbox. Values: done, late (over its time or memory) or refused.
     - Look-up of a name. Values: answered, refused, absent, failed, busy or stale.
     - TLS handshake. Values: done, timeout, closed, protocol, no_certificate, not_yet_valid,

@@ -37,7 +37,9 @@ from rooms.ports import Clock, Magazines
 
 _log = logging.getLogger(__name__)
 
-_STAYED: Final = frozenset({ShovelOutcome.TOO_OFTEN.value, ShovelOutcome.STALE.value})
+_STAYED: Final = frozenset(
+    {ShovelOutcome.TOO_OFTEN.value, ShovelOutcome.STALE.value, ShovelOutcome.BUSY.value}
+)
 """Outcomes of deliveries that a run does not move: the job's next run finds what is still there."""
 
 _MAX_KEPT: Final = 10_000

@@ -13,7 +13,7 @@ from delivery.brokers import open_broker
 from delivery.maintenance.broker_users import sync_broker_users
 from delivery.maintenance.native_queues import DeadLetterReader
 from rooms.db.sideline.entries import SidelineEntries
-from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
+from rooms.db.sideline.shovel import MoveResult, ShovelOutcome, ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
@@ -74,7 +74,7 @@ class House:
         wanted = {copy.delivery_id for copy in copies}
         steps = [one.ref for one in found if one.ref.delivery_id in wanted]
         assert await ShovelQueries(self.writer).shovel(steps, max_shovels=5) == [
-            (ShovelOutcome.QUEUED, PULL)
+            MoveResult(ShovelOutcome.QUEUED, PULL)
         ] * len(copies)
 
     def counted(self, outcome: str) -> float:

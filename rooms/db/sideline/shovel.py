@@ -2,28 +2,42 @@
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from rooms.db.job_progress import IS_OPEN, OPEN_JOB, JobRun, progress_cte, run_parameters
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.sideline.entries import JOIN_DELIVERY, EntryRef, entry_arrays
 from rooms.db.statement_parts import JOIN_MESSAGE
 from rooms.db.writer import LogWriter
+from rooms.domain.magazine import Slot
 from rooms.domain.state_machine import LogKind, Reason, State
 
 
 class ShovelOutcome(StrEnum):
-    """Say what became of a delivery that should be shoveled."""
+    """Say what became of a delivery that should be shoveled or purged."""
 
     QUEUED = "queued"
     EXPIRED = "expired"
+    PURGED = "purged"
     TOO_OFTEN = "too_often"
     STALE = "stale"
-    """It is no longer sidelined at this generation, its message or subscription is gone, or another
-    process has it locked.
+    """It is no longer sidelined at this generation, or its message or subscription is gone."""
+    BUSY = "busy"
+    """It stays in the sideline: another process has its row locked."""
+
+
+class MoveResult(NamedTuple):
+    """Hold what became of a delivery.
+
+    Of one that has left the sideline, `slot` is that of its entry. The loader may have recorded it
+    after the caller read the row. `subscription_type`: if a shovel found the subscription.
     """
+
+    outcome: ShovelOutcome
+    subscription_type: str | None = None
+    slot: Slot | None = None
 
 
 _OVER: Final = "over"
@@ -40,24 +54,37 @@ WITH {OPEN_JOB}, v AS MATERIALIZED (
         SELECT * FROM sidelined s WHERE s.room_id = v.room_id AND s.id = v.id AND s.generation = v.generation
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) s
+), locked AS MATERIALIZED (
+    SELECT v.n FROM (SELECT * FROM v WHERE n NOT IN (SELECT n FROM s)) v CROSS JOIN LATERAL (
+        SELECT * FROM sidelined s WHERE s.room_id = v.room_id AND s.id = v.id AND s.generation = v.generation LIMIT 1
+    ) s {JOIN_DELIVERY}
 )"""  # noqa: S608 - constants of this package
+# Rows that the caller will try again are not counted: if it dies before, its successor finds them.
+_DONE: Final = """((SELECT count(*) FROM v)
+    - CASE WHEN %(pass_locked)s::bool THEN 0 ELSE (SELECT count(*) FROM locked) END)"""
+_BUSY_COUNT: Final = f"""
+    SELECT '{ShovelOutcome.BUSY}' AS what, count(*) AS n FROM locked WHERE %(pass_locked)s::bool HAVING count(*) > 0
+"""  # noqa: S608 - constants of this package
 _SHOVEL_PROGRESS: Final = progress_cte(
     position="j.position",
-    done="(SELECT count(*) FROM v)",
+    done=_DONE,
     counts=f"""
         SELECT next::text AS what, count(*) AS n FROM u GROUP BY next
         UNION ALL SELECT '{ShovelOutcome.TOO_OFTEN}', count(*) FROM t WHERE next IS NULL HAVING count(*) > 0
         UNION ALL SELECT '{ShovelOutcome.STALE}', n FROM (
-            SELECT (SELECT count(*) FROM v) - (SELECT count(*) FROM t WHERE next IS NULL) - (SELECT count(*) FROM u) AS n
+            SELECT (SELECT count(*) FROM v) - (SELECT count(*) FROM locked)
+                - (SELECT count(*) FROM t WHERE next IS NULL) - (SELECT count(*) FROM u) AS n
         ) x WHERE n > 0
+        UNION ALL {_BUSY_COUNT}
     """,  # noqa: S608 - constants of this package
 )
 _PURGE_PROGRESS: Final = progress_cte(
     position="j.position",
-    done="(SELECT count(*) FROM v)",
+    done=_DONE,
     counts=f"""
         SELECT '{State.PURGED}' AS what, count(*) AS n FROM u
-        UNION ALL SELECT '{ShovelOutcome.STALE}', (SELECT count(*) FROM v) - (SELECT count(*) FROM u)
+        UNION ALL SELECT '{ShovelOutcome.STALE}', (SELECT count(*) FROM v) - (SELECT count(*) FROM locked) - (SELECT count(*) FROM u)
+        UNION ALL {_BUSY_COUNT}
     """,  # noqa: S608 - constants of this package
 )
 _RECORD_SKIPPED: Final = f"""
@@ -103,15 +130,17 @@ _SHOVEL: Final = f"""{_INPUT_ROWS}, t AS MATERIALIZED (
     RETURNING 1
 ){_ADVANCE_EXPIRED}, {_SHOVEL_PROGRESS}
 SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, t.n,
-    CASE WHEN t.next IS NULL THEN '{ShovelOutcome.TOO_OFTEN}' WHEN u.n IS NULL THEN '{ShovelOutcome.STALE}' ELSE u.next::text END, t.type
+    CASE WHEN t.next IS NULL THEN '{ShovelOutcome.TOO_OFTEN}' WHEN u.n IS NULL THEN '{ShovelOutcome.STALE}' ELSE u.next::text END, t.type,
+    t.shard, t.pointer
 FROM t LEFT JOIN u ON u.n = t.n
-UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL, CASE WHEN NOT {IS_OPEN} THEN '{_OVER}' END, NULL
+UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, n, '{ShovelOutcome.BUSY}', NULL, NULL, NULL FROM locked
+UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL, CASE WHEN NOT {IS_OPEN} THEN '{_OVER}' END, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 
 _PURGE: Final = f"""{_INPUT_ROWS}, u AS (
     UPDATE deliveries d SET state = '{State.PURGED}', updated_at = now()
     FROM s WHERE d.room_id = s.room_id AND d.id = s.id AND d.generation = s.generation AND d.state = '{State.SIDELINED}'
-    RETURNING s.n, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.attempt
+    RETURNING s.n, s.shard, s.pointer, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.attempt
 ), gone AS (
     DELETE FROM sidelined s USING u WHERE s.room_id = ANY (ARRAY[u.room_id]) AND s.id = u.id
 ), l AS (
@@ -122,8 +151,9 @@ _PURGE: Final = f"""{_INPUT_ROWS}, u AS (
     FROM u d {JOIN_MESSAGE}
     RETURNING 1
 ){advance_ordering("SELECT room_id, id FROM u")}, {_PURGE_PROGRESS}
-SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, n, NULL FROM u
-UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL, CASE WHEN NOT {IS_OPEN} THEN '{_OVER}' END
+SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, n, '{ShovelOutcome.PURGED}', NULL, shard, pointer FROM u
+UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, n, '{ShovelOutcome.BUSY}', NULL, NULL, NULL FROM locked
+UNION ALL SELECT (SELECT count(*) FROM l) + {RELEASED_COUNT}, NULL, CASE WHEN NOT {IS_OPEN} THEN '{_OVER}' END, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
 
 
@@ -137,42 +167,56 @@ class ShovelQueries:
         self._writer = writer
 
     async def shovel(
-        self, entries: Sequence[EntryRef], *, max_shovels: int, run: JobRun | None = None
-    ) -> list[tuple[ShovelOutcome, str | None]] | None:
+        self,
+        entries: Sequence[EntryRef],
+        *,
+        max_shovels: int,
+        pass_locked: bool = True,
+        run: JobRun | None = None,
+    ) -> list[MoveResult] | None:
         """Queue deliveries again, unless they were shoveled `max_shovels` times.
 
-        Their attempts count anew. Return what became of each, and the type of its subscription if
-        it is known. The caller must delete the entries. The job of `run` counts what became of
-        them; None: that run is over, and nothing was done.
+        Their attempts count anew. Return what became of each. The caller must delete the entries of
+        those that left the sideline. The job of `run` counts what became of them; without
+        `pass_locked` it does not count those that are locked, as the caller tries them again. None:
+        the run is over, and nothing was done.
         """
-        rows = await self._writer.run(
-            _SHOVEL,
-            entry_arrays(entries)
-            | run_parameters(run)
-            | {"most": max_shovels, "host": self._writer.host},
-        )
-        outcomes: list[tuple[ShovelOutcome, str | None]] = [(ShovelOutcome.STALE, None)] * len(
-            entries
-        )
-        for n, outcome, kind in rows:
-            if outcome == _OVER:
-                return None
-            outcomes[n - 1] = (ShovelOutcome(outcome), kind)
-        return outcomes
+        parameters = {"most": max_shovels, "pass_locked": pass_locked}
+        return await self._move(_SHOVEL, entries, parameters, run)
 
     async def purge(
-        self, entries: Sequence[EntryRef], *, run: JobRun | None = None
-    ) -> list[EntryRef] | None:
-        """End deliveries as `purged`, and return those that ended.
+        self,
+        entries: Sequence[EntryRef],
+        *,
+        pass_locked: bool = True,
+        run: JobRun | None = None,
+    ) -> list[MoveResult] | None:
+        """End deliveries as `purged`; otherwise as `shovel`."""
+        return await self._move(_PURGE, entries, {"pass_locked": pass_locked}, run)
 
-        The caller must delete the entries. `run`, None: as for `shovel`.
-        """
+    async def _move(
+        self,
+        statement: str,
+        entries: Sequence[EntryRef],
+        parameters: Mapping[str, object],
+        run: JobRun | None,
+    ) -> list[MoveResult] | None:
         rows = await self._writer.run(
-            _PURGE, entry_arrays(entries) | run_parameters(run) | {"host": self._writer.host}
+            statement,
+            {
+                **entry_arrays(entries),
+                **run_parameters(run),
+                **parameters,
+                "host": self._writer.host,
+            },
         )
-        if any(over == _OVER for _, over in rows):
-            return None
-        return [entries[n - 1] for n, _ in rows]
+        results = [MoveResult(ShovelOutcome.STALE)] * len(entries)
+        for n, outcome, kind, shard, pointer in rows:
+            if outcome == _OVER:
+                return None
+            slot = None if shard is None else Slot(shard, pointer)
+            results[n - 1] = MoveResult(ShovelOutcome(outcome), kind, slot)
+        return results
 
     async def record_skipped(self, run: JobRun, count: int) -> bool:
         """Count deliveries that were shoveled too often; return False if the run is over."""

@@ -13,10 +13,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.magazines.kv_magazines import AsyncKvMagazine
+from delivery.maintenance.restore import MAX_LOCK_TRIES
+from delivery.maintenance.task import ShouldContinue
 from delivery.sideline import audit as auditing
 from delivery.sideline import shovel as shovelling
 from delivery.sideline import tasks
@@ -27,13 +30,13 @@ from delivery.sideline.shovel import ShovelRequest, SidelineShovel
 from delivery.sideline.sweeper import SidelineSweeper
 from delivery.sideline.tasks import SidelineJobRunner
 from rooms.clock import SystemClock
-from rooms.db.connection import open_engine, transaction
+from rooms.db.connection import open_engine, psycopg_url, transaction
 from rooms.db.jobs.jobs import JobQueue, create_job
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.sideline import queries
 from rooms.db.sideline.entries import EntryRef, SidelineEntries
 from rooms.db.sideline.queries import SidelineFilter, SidelineScan, scan_sideline
-from rooms.db.sideline.shovel import ShovelQueries
+from rooms.db.sideline.shovel import MoveResult, ShovelOutcome, ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import OrganisationId, SubscriptionId
@@ -1077,6 +1080,125 @@ async def test_a_frozen_holder_of_a_job_changes_nothing_when_it_wakes_up(
     await check_counts(stage, identity, result)
 
 
+@asynccontextmanager
+async def locked_rows(stage: Stage, number: int) -> AsyncIterator[psycopg.AsyncConnection]:
+    """Hold locks on the rows of the last deliveries, until the connection ends its transaction."""
+    async with await psycopg.AsyncConnection.connect(psycopg_url(stage.installation.url)) as holder:
+        await holder.execute(
+            "SELECT FROM sidelined WHERE id IN (SELECT id FROM sidelined ORDER BY since DESC, id DESC "
+            "LIMIT %s) FOR UPDATE",
+            (number,),
+        )
+        yield holder
+
+
+@pytest.mark.parametrize(("kind", "result"), [one[1:] for one in KINDS])
+async def test_rows_that_are_locked_for_a_moment_are_moved_by_the_same_job(
+    stage: Stage, kind: JobKind, result: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the last page and some of the page before, until everything else is moved."""
+    identity = await begun(stage, kind)
+    async with locked_rows(stage, 3) as holder:
+
+        async def releases(seconds: float, should_continue: ShouldContinue) -> bool:
+            if seconds and len(await stage.installation.rows("SELECT FROM sidelined")) <= 4:
+                await holder.rollback()
+            await asyncio.sleep(0)
+            return should_continue()
+
+        monkeypatch.setattr(shovelling, "sleep_unless_stopped", releases)
+        await stage.jobs.run(always)
+    await check_counts(stage, identity, result)
+    assert stage.moved == result
+    assert len(await stage.entries()) == result.get("too_often", 0)
+
+
+@pytest.mark.parametrize(("kind", "result"), [one[1:] for one in KINDS])
+async def test_rows_that_stay_locked_are_counted_as_busy_after_some_tries(
+    stage: Stage, kind: JobKind, result: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = await begun(stage, kind)
+    pauses = 0
+
+    async def counted(seconds: float, should_continue: ShouldContinue) -> bool:
+        nonlocal pauses
+        pauses += seconds > 0
+        return should_continue()
+
+    monkeypatch.setattr(shovelling, "sleep_unless_stopped", counted)
+    async with locked_rows(stage, 2):
+        await stage.jobs.run(always)
+    moved = next(iter(result))
+    await check_counts(stage, identity, result | {moved: result[moved] - 2, "busy": 2})
+    assert stage.moved["busy"] == 2
+    assert pauses == MAX_LOCK_TRIES
+
+
+@pytest.mark.parametrize("remembers", [True, False], ids=["next slice", "successor"])
+@pytest.mark.parametrize(("kind", "result"), [one[1:] for one in KINDS])
+async def test_rows_that_were_locked_when_a_slice_ended_are_tried_in_the_next_one(
+    stage: Stage,
+    kind: JobKind,
+    result: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    remembers: bool,
+) -> None:
+    """Also the rows of the last page, also by a process that knows nothing of the first slice."""
+    identity = await begun(stage, kind)
+    scan, pages, is_over = SidelineShovel._scan, 0, False
+
+    async def counted(*given: Any) -> SidelineScan:
+        nonlocal pages
+        pages += 1
+        return await scan(*given)
+
+    async def ends(seconds: float, should_continue: ShouldContinue) -> bool:
+        nonlocal is_over
+        is_over = is_over or (seconds > 0 and pages == 3)
+        return should_continue()
+
+    jobs = stage.jobs
+    async with locked_rows(stage, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(SidelineShovel, "_scan", counted)
+            patch.setattr(shovelling, "sleep_unless_stopped", ends)
+            await jobs.run(lambda: not is_over)
+    (row,) = await stage.installation.rows("SELECT * FROM jobs WHERE id = %s", identity)
+    assert row["state"] == "running"
+    assert "busy" not in row["result"]
+    await (jobs if remembers else stage.jobs).run(always)
+    await check_counts(stage, identity, result)
+
+
+async def test_an_entry_whose_slot_was_recorded_while_its_row_was_tried_is_deleted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.sideline(3)
+    await stage.loader.run(always)
+    rows = await stage.installation.rows("SELECT id, shard, pointer FROM sidelined")
+    await stage.installation.rows("UPDATE sidelined SET shard = NULL, pointer = NULL")
+    order = ShovelRequest(subscription=stage.subscription, selection=EVERYTHING)
+    await job(stage, JobKind.SHOVEL_SIDELINE, order)
+    url = psycopg_url(stage.installation.url)
+    async with await psycopg.AsyncConnection.connect(url) as loader:
+        for row in rows:
+            await loader.execute(
+                "UPDATE sidelined SET shard = %s, pointer = %s WHERE id = %s",
+                (row["shard"], row["pointer"], row["id"]),
+            )
+
+        async def commits(seconds: float, should_continue: ShouldContinue) -> bool:
+            if seconds:
+                await loader.commit()
+            return should_continue()
+
+        monkeypatch.setattr(shovelling, "sleep_unless_stopped", commits)
+        await stage.jobs.run(always)
+    assert stage.moved == {"queued": 3}
+    assert await stage.entries() == []
+
+
 async def test_an_older_run_of_a_job_moves_nothing(stage: Stage) -> None:
     await stage.sideline(3)
     order = ShovelRequest(subscription=stage.subscription, selection=EVERYTHING)
@@ -1100,7 +1222,7 @@ async def test_an_older_run_of_a_job_moves_nothing(stage: Stage) -> None:
     assert await shovels.purge(refs, run=older) is None
     assert not await shovels.record_skipped(older, 1)
     assert await stage.installation.states() == {"sidelined": 3}
-    assert await shovels.purge(refs[:1], run=newer) == refs[:1]
+    assert await shovels.purge(refs[:1], run=newer) == [MoveResult(ShovelOutcome.PURGED)]
     await stage.installation.rows("UPDATE jobs SET state = 'cancelled' WHERE id = %s", identity)
     assert await shovels.shovel(refs[1:], max_shovels=3, run=newer) is None
     assert await shovels.purge(refs[1:], run=newer) is None

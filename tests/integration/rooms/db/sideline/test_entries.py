@@ -1,10 +1,12 @@
 """The statements of the sideline: what they move, what they refuse, and what they clear away."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
-from rooms.db.connection import open_engine
+from rooms.db.connection import open_engine, psycopg_url
 from rooms.db.queries.deliveries import redeliver
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
 from rooms.db.sideline import queries
@@ -16,7 +18,7 @@ from rooms.db.sideline.queries import (
     sideline_page,
     sideline_summary,
 )
-from rooms.db.sideline.shovel import ShovelOutcome, ShovelQueries
+from rooms.db.sideline.shovel import MoveResult, ShovelOutcome, ShovelQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import DeliveryId, RoomId, SubscriptionId, first_id
@@ -212,7 +214,9 @@ async def test_a_shovel_queues_anew(
 ) -> None:
     copy = await sideline(installation, await installation.subscribe(kind), kind=kind)
     (step,) = await steps(sidelines)
-    assert await shovels.shovel([step], max_shovels=OFTEN) == [(ShovelOutcome.QUEUED, kind)]
+    assert await shovels.shovel([step], max_shovels=OFTEN) == [
+        MoveResult(ShovelOutcome.QUEUED, kind)
+    ]
     row = await installation.delivery(copy)
     assert (row["state"], row["generation"], row["attempt"], row["shovels"]) == ("queued", 1, 0, 1)
     work = await installation.work("outbox", copy)
@@ -224,7 +228,7 @@ async def test_a_shovel_queues_anew(
     )
     assert (await installation.kinds(copy))[-1] == "shoveled"
     assert await installation.work("sidelined", copy) is None
-    assert await shovels.shovel([step], max_shovels=OFTEN) == [(ShovelOutcome.STALE, None)]
+    assert await shovels.shovel([step], max_shovels=OFTEN) == [MoveResult(ShovelOutcome.STALE)]
 
 
 async def test_a_shovel_sends_to_the_relay_where_there_is_one(installation: Installation) -> None:
@@ -234,7 +238,7 @@ async def test_a_shovel_sends_to_the_relay_where_there_is_one(installation: Inst
     ) as writer:
         found = await steps(SidelineEntries(writer))
         assert await ShovelQueries(writer).shovel(found, max_shovels=OFTEN) == [
-            (ShovelOutcome.QUEUED, "PUSH")
+            MoveResult(ShovelOutcome.QUEUED, "PUSH")
         ]
     work = await installation.work("outbox", copy)
     assert work is not None
@@ -250,7 +254,7 @@ async def test_a_shovel_does_not_renew_a_lifetime(
         copy.room_id, copy.delivery_id,
     )  # fmt: skip
     assert await shovels.shovel(await steps(sidelines), max_shovels=OFTEN) == [
-        (ShovelOutcome.EXPIRED, "PUSH")
+        MoveResult(ShovelOutcome.EXPIRED, "PUSH")
     ]
     assert await installation.state(copy) is State.EXPIRED
     assert await installation.work("outbox", copy) is None
@@ -262,9 +266,11 @@ async def test_poison_does_not_circle_for_ever(
     copy = await sideline(installation, await installation.subscribe())
     await installation.rows("UPDATE deliveries SET shovels = 2 WHERE id = %s", copy.delivery_id)
     (step,) = await steps(sidelines)
-    assert await shovels.shovel([step], max_shovels=2) == [(ShovelOutcome.TOO_OFTEN, "PUSH")]
+    assert await shovels.shovel([step], max_shovels=2) == [
+        MoveResult(ShovelOutcome.TOO_OFTEN, "PUSH")
+    ]
     assert await installation.state(copy) is State.SIDELINED
-    assert await shovels.shovel([step], max_shovels=3) == [(ShovelOutcome.QUEUED, "PUSH")]
+    assert await shovels.shovel([step], max_shovels=3) == [MoveResult(ShovelOutcome.QUEUED, "PUSH")]
 
 
 async def test_a_batch_answers_for_each_by_its_position(
@@ -286,7 +292,7 @@ async def test_a_batch_answers_for_each_by_its_position(
     ]
     reported = await shovels.shovel(every, max_shovels=OFTEN)
     assert reported is not None
-    assert [became for became, _ in reported] == [
+    assert [result.outcome for result in reported] == [
         ShovelOutcome.TOO_OFTEN,
         ShovelOutcome.STALE,
         ShovelOutcome.QUEUED,
@@ -298,10 +304,64 @@ async def test_a_purge_ends_it(
 ) -> None:
     copy = await sideline(installation, await installation.subscribe())
     (step,) = await steps(sidelines)
-    assert await shovels.purge([step]) == [step]
+    assert await shovels.purge([step]) == [MoveResult(ShovelOutcome.PURGED)]
     assert await installation.state(copy) is State.PURGED
     assert (await installation.kinds(copy))[-1] == "purged"
-    assert await shovels.purge([step]) == []
+    assert await shovels.purge([step]) == [MoveResult(ShovelOutcome.STALE)]
+
+
+@pytest.mark.parametrize("method", ["shovel", "purge"])
+async def test_a_locked_row_is_busy_and_stays(
+    installation: Installation, sidelines: SidelineEntries, shovels: ShovelQueries, method: str
+) -> None:
+    """Only the row whose delivery is still sidelined: of the other it does not matter."""
+    subscription = await installation.subscribe()
+    copies = [await sideline(installation, subscription) for _ in range(3)]
+    await installation.rows(
+        "UPDATE deliveries SET generation = 7 WHERE id = %s", copies[0].delivery_id
+    )
+    refs = [
+        EntryRef(
+            delivery_id=copy.delivery_id, subscription_id=subscription, generation=0, slot=None
+        )
+        for copy in copies
+    ]
+    more = {"max_shovels": OFTEN} if method == "shovel" else {}
+    moved = ShovelOutcome.QUEUED if method == "shovel" else ShovelOutcome.PURGED
+    async with await psycopg.AsyncConnection.connect(psycopg_url(installation.url)) as holder:
+        await holder.execute(
+            "SELECT FROM sidelined WHERE id = ANY (%s::uuid[]) FOR UPDATE",
+            ([copy.delivery_id for copy in copies[:2]],),
+        )
+        results = await getattr(shovels, method)(refs, **more)
+        await holder.rollback()
+    assert [result.outcome for result in results] == [
+        ShovelOutcome.STALE,
+        ShovelOutcome.BUSY,
+        moved,
+    ]
+    assert await installation.state(copies[1]) is State.SIDELINED
+    assert [result.outcome for result in await getattr(shovels, method)(refs, **more)] == [
+        ShovelOutcome.STALE,
+        moved,
+        ShovelOutcome.STALE,
+    ]
+
+
+async def test_a_moved_delivery_comes_with_the_slot_that_was_recorded_last(
+    installation: Installation, sidelines: SidelineEntries, shovels: ShovelQueries
+) -> None:
+    """The loader may record it after the shovel has read the row."""
+    subscription = await installation.subscribe()
+    for _ in range(2):
+        await sideline(installation, subscription)
+    refs = await steps(sidelines)
+    await sidelines.record_loaded(
+        [replace(ref, slot=Slot(2, pointer)) for pointer, ref in enumerate(refs)]
+    )
+    queued = await shovels.shovel(refs[:1], max_shovels=OFTEN)
+    assert queued == [MoveResult(ShovelOutcome.QUEUED, "PUSH", Slot(2, 0))]
+    assert await shovels.purge(refs[1:]) == [MoveResult(ShovelOutcome.PURGED, None, Slot(2, 1))]
 
 
 async def test_a_redelivered_delivery_is_in_no_sideline(
