@@ -5,6 +5,9 @@ are left to end. A publish that was under way when the deletion was marked may s
 So the walk is repeated until one that began after all such publishes were over finds nothing. Then
 the subscription's external parts are removed: its sideline magazine and, once it has no consumer,
 its broker queue.
+
+A job whose arguments are invalid, or whose object is not marked as deleted, fails. After any other
+error it is tried again, because its object is hidden from the API: see `job_retries`.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -13,6 +16,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from delivery.maintenance.export_wait import ExportWait
+from delivery.maintenance.job_retries import InvalidJobError, JobRetries
 from delivery.maintenance.job_totals import JobTotals
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
@@ -90,6 +94,7 @@ class DeleteJob:
         """
         self._job_queue = job_queue
         self._totals = JobTotals(job_queue)
+        self._retries = JobRetries(job_queue)
         self._queries = queries
         self._remove_external = remove_external
         self._count_usage = count_usage
@@ -122,7 +127,7 @@ class DeleteJob:
         if self._progress_of(job).is_walked and job.age_s < self._settle_s:
             deletion.close()
             return False
-        done = await deletion
+        done = await self._retries.run(job, deletion)
         if done:
             self._progress.pop(job.id, None)
             self._export_wait.forget(job.id)
@@ -142,7 +147,7 @@ class DeleteJob:
         if deleted is None:
             return True  # it went with its room
         if not deleted:
-            raise ValueError("the subscription is neither deleted nor terminated")
+            raise InvalidJobError("the subscription is neither deleted nor terminated")
         await self._totals.record(
             job, lambda: self._queries.count(room, subscription), should_continue
         )
@@ -157,7 +162,7 @@ class DeleteJob:
         if deleting is None:
             return True  # an earlier run deleted it and died before it finished the job
         if not deleting:
-            raise ValueError("the room is not marked as deleted")
+            raise InvalidJobError("the room is not marked as deleted")
         if not await self._cancel_all(job, room, None, should_continue):
             return False
         if not self._progress_of(job).all_removed and not await self._external_removed(

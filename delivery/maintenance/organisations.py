@@ -35,6 +35,8 @@ MAX_CHILDREN: Final = 16
 
 Those that only wait for the next export of the log, perhaps for a day, are not counted.
 """
+RETRIED_PAUSE_S: Final = 5.0
+"""Pause of a job while a child has failed and is tried again."""
 BATCH: Final = 1000
 _NAME: Final = "maintenance"
 
@@ -84,6 +86,7 @@ class DeleteOrganisationJob:
                 raise ValueError(f"{failure}; delete the organisation again to continue")
             await records.stop_work(connection, organisation, job.id)
         if not await self._start_children(job, organisation, should_continue):
+            await self._show_retried(job, organisation)
             return False
         return await self._delete_rest(job, organisation, should_continue)
 
@@ -118,6 +121,13 @@ class DeleteOrganisationJob:
                 self._notifier.notify(Channel.QUEUES, child.arguments["queue"])
         # A request that was admitted before the deletion may still create something.
         return not has.left and not has.open_jobs and job.age_s >= self._settle_s
+
+    async def _show_retried(self, job: OpenJob, organisation: OrganisationId) -> None:
+        """Show why a child is tried again: operators cannot read the jobs of the organisation."""
+        async with transaction(self._engine) as connection:
+            error = await records.find_retried(connection, organisation, job.id)
+        if error is not None:
+            await self._job_queue.snooze_job(job, RETRIED_PAUSE_S, error=error)
 
     async def _delete_subscriptions(
         self, job: OpenJob, organisation: OrganisationId, should_continue: ShouldContinue

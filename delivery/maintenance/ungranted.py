@@ -4,19 +4,18 @@ The subscription stays suspended meanwhile, so nothing of that is released. The 
 deliveries begins when all publishes by its former event types are over, and is repeated until one
 finds nothing. The last transaction locks the room, compares grants and event types with those of
 the walk, ends the job and lifts the suspension. If the process dies before it, the next one walks
-again. The job never fails, because the subscription would stay suspended: it is tried again.
+again. The job never fails, because the subscription would stay suspended (see `job_retries`).
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from delivery.maintenance.deletions import SETTLE_S, DeliveryWalk
 from delivery.maintenance.grants import notify_changed
+from delivery.maintenance.job_retries import JobRetries
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.rooms import lock_shared_room
@@ -33,12 +32,7 @@ from rooms.db.notify import Notifier
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
 from rooms.domain.job import JobKind
 from rooms.domain.room import Subscription
-from rooms.errors import NotFoundError, TransientError
-
-_log = logging.getLogger(__name__)
-
-RETRY_S: Final = 60.0
-"""Time after which a job that has failed is tried again."""
+from rooms.errors import NotFoundError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +70,7 @@ class CancelUngrantedJob:
         self._engine = engine
         self._job_queue = job_queue
         self._queries = queries
+        self._retries = JobRetries(job_queue)
         self._notifier = notifier
         self._settle_s = settle_s
         self._batch = batch
@@ -86,16 +81,7 @@ class CancelUngrantedJob:
         return {JobKind.CANCEL_UNGRANTED: self._run}
 
     async def _run(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
-        try:
-            return await self._continue(job, should_continue)
-        except TransientError:
-            raise
-        except Exception as exc:  # noqa: BLE001 - any error is logged, and tried again
-            _log.exception("job %s (%s) is tried again in %d s", job.id, job.kind, RETRY_S)
-            self._progress.pop(job.id, None)
-            error = f"{type(exc).__name__}: {exc}"
-            await self._job_queue.snooze_job(job, RETRY_S, error=error)
-            return False
+        return await self._retries.run(job, self._continue(job, should_continue))
 
     async def _continue(self, job: OpenJob, should_continue: ShouldContinue) -> bool:
         subscription = SubscriptionId(job.arguments["subscription_id"])

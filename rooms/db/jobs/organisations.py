@@ -125,6 +125,25 @@ async def find_failure(
     return None if row is None else f"{row.kind} {row.id}: {row.error}"
 
 
+async def find_retried(
+    connection: AsyncConnection, organisation: OrganisationId, parent: JobId
+) -> str | None:
+    """Return the last error of a child that is tried again; None: there is none."""
+    row = (
+        await connection.execute(
+            select(jobs.c.kind, jobs.c.id, jobs.c.error)
+            .where(
+                *_children(organisation, parent),
+                jobs.c.state.in_(_OPEN),
+                jobs.c.error.is_not(None),
+            )
+            .order_by(jobs.c.id)
+            .limit(1)
+        )
+    ).one_or_none()
+    return None if row is None else f"{row.kind} {row.id}: {row.error}"
+
+
 async def count_possessions(
     connection: AsyncConnection, organisation: OrganisationId, parent: JobId
 ) -> Possessions:

@@ -439,6 +439,28 @@ async def test_a_failed_child_fails_the_job_and_a_second_request_continues(
     assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
 
 
+async def test_a_deletion_shows_why_the_deletion_of_a_room_is_tried_again(
+    api: Api, maintenance: Maintenance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agency = await found_agency(api)
+    first = await ask(api, agency)
+
+    async def broken(*_: object) -> bool | None:
+        raise RuntimeError("the room is on fire")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeleteQueries, "room_deleting", broken)
+        for _ in range(2):
+            await maintenance.run_round()
+    shown = await job_of(api, first)
+    assert shown["state"] == "running"
+    assert "RuntimeError: the room is on fire" in shown["error"]
+    await api.sql("UPDATE jobs SET snoozed_until = NULL")
+    await maintenance.run()
+    ended = await job_of(api, first)
+    assert (ended["state"], ended["error"]) == ("done", None)
+
+
 async def test_a_deletion_that_it_asked_for_goes_on(api: Api, maintenance: Maintenance) -> None:
     agency = await found_agency(api)
     other = await api.made("/organisations", {"name": "second"}, "platform")
