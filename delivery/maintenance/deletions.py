@@ -183,7 +183,13 @@ class DeleteJob:
     ) -> bool:
         """Delete the room's rows in every table; return whether all are deleted."""
         done = job.done
-        await self._totals.record(job, lambda: self._queries.count(room, None), should_continue)
+
+        async def count_all() -> int | None:
+            # An earlier process may have deleted rows, and had too many to count them all.
+            left = await self._queries.count(room, None)
+            return None if left is None else done + left
+
+        await self._totals.record(job, count_all, should_continue)
         for table, start in self._queries.tables():
             after: str | None = start
             while after is not None:

@@ -11,14 +11,21 @@ from delivery.maintenance.restore import ClearJob, RestoreJob
 from rooms.clock import SystemClock
 from rooms.db import bounded_counts
 from rooms.db.jobs.delete import DeleteQueries
-from rooms.db.jobs.jobs import JobQueue
+from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.jobs.replay import ReplayQueries
 from rooms.db.jobs.restore import ClearQueries, RestoreQueries
 from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.job import JobKind
 from rooms.domain.state_machine import State
-from tests.integration.delivery.maintenance.test_service import Times, ask, job
+from tests.integration.delivery.maintenance.test_service import (
+    NothingDone,
+    Times,
+    always,
+    ask,
+    delete_room,
+    job,
+)
 from tests.support.installation import Installation
 from tests.support.sandboxes import idle_sandbox
 
@@ -125,3 +132,33 @@ async def test_the_total_of_a_rooms_deletion_has_a_bound(
     for _ in range(2):
         await installation.publish(subscription, state=State.DELIVERED)
     assert await DeleteQueries(writer).count(installation.room, None) == total
+
+
+async def test_a_successor_counts_what_is_left_of_a_room_with_many_rows(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill a process that had too many rows to count, when few enough for its successor are left."""
+    monkeypatch.setattr(bounded_counts, "MAX_COUNTED", 2 * COUNT - 1)
+    subscription = await installation.subscribe()
+    for _ in range(COUNT):
+        await installation.publish(subscription, state=State.DELIVERED)
+    identity = await delete_room(installation, installation.room)
+    queue = JobQueue(writer)
+
+    async def open_job() -> OpenJob:
+        (found,) = await queue.fetch_open([JobKind.DELETE_ROOM])
+        return found
+
+    first = handlers(writer)[JobKind.DELETE_ROOM]
+    until_one = NothingDone(installation.url)
+    while (await job(installation, identity))["done"] == 0:
+        assert not await first(await open_job(), until_one)
+    row = await job(installation, identity)
+    assert (row["done"], row["total"]) == (1, None)
+    successor = handlers(writer)[JobKind.DELETE_ROOM]
+    last = await open_job()
+    while not await successor(last, always):
+        last = await open_job()
+    await queue.finish_job(last)
+    row = await job(installation, identity)
+    assert (row["state"], row["done"], row["total"]) == ("done", 2 * COUNT, 2 * COUNT)
