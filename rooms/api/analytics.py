@@ -123,7 +123,8 @@ async def list_reconciliation(
 
     Without faults `lost` and `missing` are 0. fanout + unanchored + excess = enqueued -
     enqueued_twice + never_enqueued + missing + unread. enqueued - enqueued_twice + never_enqueued
-    is the sum of all outcomes, from delivered to lost.
+    is the sum of all outcomes, from delivered to lost. Hours go back two weeks; the command
+    `rooms reconcile` counts all.
     """
     wanted = _to_filter(since, until, room_id, None)
     return await _read_page(

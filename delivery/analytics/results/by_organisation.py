@@ -38,7 +38,7 @@ _SENT: Final = frozenset({"in_flight", "sidelined"})
 _OVERDUE: Final = frozenset({*_SENT, "stuck", "lost"})
 """Outcomes of open deliveries that such a subscriber may know of: while it is stopped, or not."""
 HOURS_KEPT: Final = timedelta(days=14)
-"""Age limit of hourly rows in PostgreSQL; daily rows are all kept."""
+"""Age limit of hourly rows in PostgreSQL, where each run writes all; daily rows are all kept."""
 
 
 class Tables(Protocol):
@@ -65,7 +65,7 @@ def findings_by_organisation(tables: Tables, owners: Owners) -> Iterator[Analysi
     """Return the findings of every organisation, without those of deleted rooms."""
     yield from _incident_findings(tables, owners)
     hour, day = timedelta(hours=1), timedelta(days=1)
-    books = tables.newest_rows("reconciliation", "hour")
+    books = tables.newest_rows("reconciliation", "hour", within=HOURS_KEPT)
     yield from _room_findings("reconciliation", books, owners, "hour", hour)
     yield from _age_findings(tables.rows("ages"), owners)
     yield from _cofailure_findings(tables.rows("cofailures"), owners)
