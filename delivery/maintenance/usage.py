@@ -1,6 +1,8 @@
 """Count usage from the log, every few seconds and before the log is deleted, and for quotas."""
 
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Final
@@ -15,6 +17,7 @@ from rooms.db.quotas import delete_old_use, estimate_stored, limited_stores
 from rooms.db.retention.log_index import LogIndex
 from rooms.db.usage import count as records
 from rooms.db.usage.minutes import DELETE_BATCH, delete_old_minutes
+from rooms.domain.ids import OrganisationId
 from rooms.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -24,6 +27,8 @@ CountUsage = Callable[[ShouldContinue], Awaitable[bool]]
 _POLLS: Final = 20
 _POLL_S: Final = 0.1
 """Looks of a task that waits for what is being written, and the seconds between them."""
+MAX_COUNT_S: Final = 1.0
+"""The time of one call for what an organisation has limited, except for one count."""
 DELAY_WARN_S: Final = 3600.0
 """The age of an open transaction above which the log says that usage waits for it."""
 
@@ -113,14 +118,22 @@ def usage_counter(engine: AsyncEngine) -> CountUsage:
 async def update_quotas(engine: AsyncEngine, should_continue: ShouldContinue) -> None:
     """Count the messages of each room and organisation with a limit, one a transaction.
 
+    An organisation may limit all its rooms, of millions of messages each. So organisations take
+    turns, and what of one takes longer than `MAX_COUNT_S` is counted in later calls.
+
     StorageUnavailableError, StorageRefusedError.
     """
     if not should_continue():
         return
     stores = await limited_stores(engine)
+    used_s: defaultdict[OrganisationId, float] = defaultdict(float)
     for store in stores:
         if not should_continue():
             return
+        if used_s[store.owner] >= MAX_COUNT_S:
+            continue
+        begun_s = time.monotonic()
         await estimate_stored(engine, store)
+        used_s[store.owner] += time.monotonic() - begun_s
     if should_continue():
         await delete_old_use(engine, [store.subject for store in stores])

@@ -118,10 +118,14 @@ SELECT (SELECT json_build_array(messages, bytes) FROM quota_days WHERE subject =
     (SELECT messages FROM quota_stored WHERE subject = :subject) AS stored
 """)  # noqa: S608 - constants of this package
 _LIMITED_STORES: Final = text("""
-SELECT 'organisation' AS kind, id::text AS id, (quotas->>'stored_messages')::int8 AS most FROM organisations WHERE quotas ? 'stored_messages'
-UNION ALL
-SELECT 'room', id::text, (quotas->>'stored_messages')::int8 FROM rooms WHERE quotas ? 'stored_messages' AND NOT deleting
-ORDER BY 1, 2
+SELECT s.* FROM (
+    SELECT 'organisation' AS kind, id::text AS id, id::text AS owner, (quotas->>'stored_messages')::int8 AS most
+    FROM organisations WHERE quotas ? 'stored_messages'
+    UNION ALL
+    SELECT 'room', id::text, organisation_id::text, (quotas->>'stored_messages')::int8 FROM rooms
+    WHERE quotas ? 'stored_messages' AND NOT deleting
+) s LEFT JOIN quota_stored q ON q.subject = s.kind || ':' || s.id
+ORDER BY row_number() OVER (PARTITION BY s.owner ORDER BY q.at NULLS FIRST, s.kind, s.id), s.owner
 """)
 # No more is counted than the limit: a number of entries of the key's index.
 _COUNT_STORED: Final = text("""
@@ -342,6 +346,8 @@ class LimitedStore:
 
     kind: str
     id: str
+    owner: OrganisationId
+    """The organisation, or that of the room."""
     most: int
 
     @property
@@ -351,10 +357,17 @@ class LimitedStore:
 
 
 async def limited_stores(engine: AsyncEngine) -> Sequence[LimitedStore]:
-    """Return what has a limit on stored messages. StorageUnavailableError, StorageRefusedError."""
+    """Return what has a limit on stored messages, in turns of its owners.
+
+    Of each, what was counted the longest time ago comes first. StorageUnavailableError,
+    StorageRefusedError.
+    """
     async with transaction(engine) as connection:
         rows = await connection.execute(_LIMITED_STORES)
-        return [LimitedStore(kind=row.kind, id=row.id, most=row.most) for row in rows]
+        return [
+            LimitedStore(kind=row.kind, id=row.id, owner=OrganisationId(row.owner), most=row.most)
+            for row in rows
+        ]
 
 
 async def estimate_stored(engine: AsyncEngine, store: LimitedStore) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from delivery.maintenance import usage
 from delivery.maintenance.usage import update_quotas
 from tests.integration.rooms.api.conftest import Api, room_body
 from tests.integration.rooms.api.members import (
@@ -219,6 +220,29 @@ async def test_stored_messages_are_estimated_by_maintenance(api: Api, owner: Mem
         await update_quotas(api.services.engine, lambda: True)
         await quotas.sync()
         check_refused(await publish(api, owner.key, room), 429, "stored_messages")
+
+
+async def test_many_limited_rooms_delay_no_estimate_of_another_organisation(
+    api: Api, owner: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its time in a run. What is left comes first in the next one."""
+    other = await member(api)
+    theirs = [await shared_room(api, other) for _ in range(3)]
+    own = await shared_room(api, owner)
+    for who, room in (*((other, room) for room in theirs), (owner, own)):
+        await limit_room(api, who, room, stored_messages=1)
+    await api.sql("DELETE FROM quota_stored")
+    monkeypatch.setattr(usage, "MAX_COUNT_S", 1e-9)
+
+    async def counted() -> set[str]:
+        await update_quotas(api.services.engine, lambda: True)
+        wanted = [f"room:{room}" for room in (*theirs, own)]
+        rows = await api.sql("SELECT subject FROM quota_stored WHERE subject = ANY (%s)", wanted)
+        return {subject for (subject,) in rows}
+
+    found = [await counted() for _ in range(3)]
+    assert [len(subjects) for subjects in found] == [2, 3, 4]
+    assert f"room:{own}" in found[0]
 
 
 async def test_the_lifetime_of_messages_is_limited(api: Api, owner: Member) -> None:
