@@ -43,7 +43,8 @@ class CreateSigningKey(Struct, forbid_unknown_fields=True, kw_only=True):
     jwk: Annotated[
         dict[
             Annotated[str, Meta(max_length=_MAX_TEXT)],
-            Annotated[str, Meta(max_length=_MAX_TEXT)] | list[Annotated[str, Meta(max_length=16)]],
+            Annotated[str, Meta(max_length=_MAX_TEXT)]
+            | Annotated[list[Annotated[str, Meta(max_length=16)]], Meta(max_length=_MAX_MEMBERS)],
         ],
         Meta(
             max_length=_MAX_MEMBERS,

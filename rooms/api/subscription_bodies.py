@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from itertools import chain, islice
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -37,6 +38,7 @@ from rooms.domain.throttle import THROTTLE_SETTINGS
 from rooms.errors import FieldProblem, InvalidError
 from rooms.ports import BrokerUsers
 from rooms.publishing.cel_filter import MAX_EXPRESSION, MessageFilter
+from rooms.publishing.request import MAX_PROBLEMS
 
 Native = Annotated[
     bool,
@@ -266,26 +268,28 @@ def to_columns(
     """Return the column values of `fields`, for a new subscription or for `current`.
 
     `types`: the versions of each event type of the room. `room_expiration_ms`: the lifetime of its
-    messages; None or 0: unlimited. `now`: for a new one. InvalidError names every problem.
+    messages; None or 0: unlimited. `now`: for a new one. InvalidError names every problem, as far
+    as an answer goes.
     """
-    problems = [
-        *_name_problems(fields),
-        *_type_problems(fields, subscription_type, new=current is None),
-        *native_problems(fields, subscription_type, current, broker_users),
-        *_url_problems(fields.get("push_url"), check_push_url),
-        *interest_problems(fields.get("event_types"), types),
-        *_operational_problems(fields, current),
-        *_start_problems(fields.get("start_at"), now),
-        *_filter_problems(fields.get("filter")),
-        *_status_problems(fields, current),
-        *lifetime_problems(fields.get(LIFETIME), room_expiration_ms),
-        *throttle_problems(fields),
-        *(
+    found = chain(
+        _name_problems(fields),
+        _type_problems(fields, subscription_type, new=current is None),
+        native_problems(fields, subscription_type, current, broker_users),
+        _url_problems(fields.get("push_url"), check_push_url),
+        interest_problems(fields.get("event_types"), types),
+        _operational_problems(fields, current),
+        _start_problems(fields.get("start_at"), now),
+        _filter_problems(fields.get("filter")),
+        _status_problems(fields, current),
+        lifetime_problems(fields.get(LIFETIME), room_expiration_ms),
+        throttle_problems(fields),
+        (
             FieldProblem(f"headers.{name}" if name else "headers", message)
             for name, message in header_problems(fields.get("headers") or {})
         ),
-    ]
-    if problems:
+    )
+    # A body may name a million versions that there are not.
+    if problems := list(islice(found, MAX_PROBLEMS)):
         raise InvalidError(*problems)
     columns = {name: value for name, value in fields.items() if name != "native"}
     columns.pop("backfill", None)

@@ -35,8 +35,9 @@ _MAX_SHOWN_NAME: Final = 128
 PushHeaders = Annotated[
     dict[str, str],
     Meta(
+        max_length=MAX_HEADERS,
         description="Sent with each call. Values are sealed, and shown as `***`; a change with "
-        "`***` keeps the value of that name."
+        "`***` keeps the value of that name.",
     ),
 ]
 Lifetime = Annotated[

@@ -1,4 +1,4 @@
-"""Bound a batch: its messages before any object is made of them, and its deliveries.
+"""Bound a batch: its messages and their lists before objects are made of them, and its deliveries.
 
 A body of 16 MiB may have eight million items. As objects they take 0.7 s and 600 MB, only to be
 refused for their number. What a batch costs in its room depends on the subscribers, not on the
@@ -16,10 +16,20 @@ from rooms.errors import TooLargeError
 
 MOST_COMMAS: Final = 65_536
 """Each item but the first has one before it; so many items are decoded in some 50 ms."""
+MAX_DESTINATIONS: Final = 40_000
+"""Most destinations that a message names: as many as a room has by default."""
+MAX_OTHER_COMMAS: Final = 65_536
+"""Most commas of a message outside of its payload and destinations.
+
+Fields and headers take ten times as long as items of a list. Those that are allowed have 22,000.
+"""
+UNCOUNTED_BYTES: Final = 7 * MAX_OTHER_COMMAS
+"""A message of so many bytes has fewer fields and headers: `"a":1,` has six."""
 MAX_BATCH_DELIVERIES: Final = 100_000
 """Most deliveries of a batch, unless one message has more: it cannot be divided.
 
-They are rows of one statement, and take about as much memory as all requests that may wait.
+They are rows of one statement, and take about as much memory as all requests that may wait. So many
+destinations are named at most, too.
 """
 
 
@@ -27,7 +37,18 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     messages: Raw
 
 
+class _List(msgspec.Struct, gc=False):
+    messages: list[Raw]
+
+
+class _Content(msgspec.Struct, gc=False):
+    payload: Raw | UnsetType = UNSET
+    destinations: Raw | UnsetType = UNSET
+
+
 _batch_decoder: Final = msgspec.json.Decoder(_Batch)
+_list_decoder: Final = msgspec.json.Decoder(_List)
+_content_decoder: Final = msgspec.json.Decoder(_Content)
 
 
 def bound_batch(body: bytes, limit: int) -> bytes | None:
@@ -39,11 +60,53 @@ def bound_batch(body: bytes, limit: int) -> bytes | None:
     if body.count(b",") <= MOST_COMMAS:
         return body
     messages = bytes(_batch_decoder.decode(body).messages)
-    if messages.startswith(b"["):
-        items = _items_decoder(limit).decode(messages)
-        if getattr(items, _item_name(limit)) is not UNSET:
-            return None
+    if messages.startswith(b"[") and _split(messages, limit) is None:
+        return None
     return b'{"messages":%b}' % messages
+
+
+def split_batch(body: bytes, limit: int) -> list[Raw] | None:
+    """Return the messages of the batch in a body; None: it has more than `limit`.
+
+    As `bound_batch` otherwise, but that it always looks.
+    """
+    messages = bytes(_batch_decoder.decode(body).messages)
+    if not messages.startswith(b"["):
+        return _list_decoder.decode(b'{"messages":%b}' % messages).messages
+    return _split(messages, limit)
+
+
+def _split(messages: bytes, limit: int) -> list[Raw] | None:
+    items = _items_decoder(limit).decode(messages)
+    if getattr(items, _item_name(limit)) is not UNSET:
+        return None
+    return [one for one in msgspec.structs.astuple(items) if one is not UNSET]
+
+
+def check_message(message: bytes | Raw) -> None:
+    """Raise TooLargeError if a message lists too much beside its payload to be decoded.
+
+    Raises what `msgspec.json.decode` raises, too.
+    """
+    if memoryview(message).nbytes <= UNCOUNTED_BYTES:
+        return
+    text = bytes(message)
+    commas = text.count(b",")
+    if commas <= MAX_OTHER_COMMAS or not text.lstrip().startswith(b"{"):
+        return
+    # Of fields that are sent twice, the last counts; the others are decoded like all the rest.
+    content = _content_decoder.decode(text)
+    of_payload, of_destinations = (
+        0 if isinstance(raw, UnsetType) else bytes(raw).count(b",")
+        for raw in (content.payload, content.destinations)
+    )
+    if of_destinations >= MAX_DESTINATIONS:
+        raise TooLargeError(f"destinations: a message names at most {MAX_DESTINATIONS:,}")
+    if commas - of_payload - of_destinations > MAX_OTHER_COMMAS:
+        raise TooLargeError(
+            f"a message has more than {MAX_OTHER_COMMAS:,} commas beside its payload and"
+            " destinations: it has too many fields or headers"
+        )
 
 
 @cache
@@ -76,4 +139,13 @@ def check_deliveries(recipients: Iterable[int]) -> None:
         raise BatchTooCostlyError(
             f"messages: they make {total} deliveries, and a batch makes at most"
             f" {MAX_BATCH_DELIVERIES}; publish fewer messages at a time"
+        )
+
+
+def check_destinations(count: int) -> None:
+    """Raise BatchTooCostlyError if the messages of a batch name so many destinations together."""
+    if count > MAX_BATCH_DELIVERIES:
+        raise BatchTooCostlyError(
+            f"messages: they name more than {MAX_BATCH_DELIVERIES:,} destinations; publish fewer"
+            " messages at a time"
         )

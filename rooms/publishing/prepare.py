@@ -5,6 +5,7 @@ Pure, except for the ids that it draws and the clock that divides its work.
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from itertools import islice
 from time import perf_counter_ns
 from typing import Final
 
@@ -223,7 +224,11 @@ class Preparer:
                 continue
             chosen = message.destinations
             if message.deliver_at is not None or chosen is not None:
-                problems += message_problems(route, message, prefix, now_ms, access)
+                # No more are made than an answer has: they take longer than all the rest.
+                problems += islice(
+                    message_problems(route, message, prefix, now_ms, access),
+                    MAX_PROBLEMS - len(problems),
+                )
                 route = route if chosen is None else route.restricted_to(chosen)
                 work_ns += PART_NS * len(chosen or ())
             if schema is not None or route.filtered:

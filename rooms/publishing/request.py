@@ -4,9 +4,9 @@ The payload stays byte for byte as it was sent.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -23,7 +23,14 @@ from rooms.domain.message_headers import (
     is_reserved,
 )
 from rooms.errors import FieldProblem, InvalidError, MalformedError
-from rooms.publishing.batch_bounds import bound_batch
+from rooms.publishing.batch_bounds import (
+    MAX_DESTINATIONS,
+    MOST_COMMAS,
+    UNCOUNTED_BYTES,
+    check_destinations,
+    check_message,
+    split_batch,
+)
 from rooms.validation_messages import (
     invalid_json_message,
     unknown_field_message,
@@ -57,6 +64,7 @@ class MessageRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             list[str],
             Meta(
                 min_length=1,
+                max_length=MAX_DESTINATIONS,
                 description="Only these, of the destinations that would get it anyway.",
             ),
         ]
@@ -196,7 +204,12 @@ _raw_fields_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_message(body: bytes) -> MessageRequest:
-    """Return the message in a body. MalformedError: no JSON. InvalidError: names every field."""
+    """Return the message in a body. MalformedError: no JSON. InvalidError: names every field.
+
+    TooLargeError: it has too much beside its payload.
+    """
+    if len(body) > UNCOUNTED_BYTES:
+        _decode(body, check_message)
     try:
         request = _decode(body, _message_decoder.decode)
     except msgspec.ValidationError as exc:
@@ -210,34 +223,61 @@ def decode_message(body: bytes) -> MessageRequest:
         or request.ordering_key
         or request.signature
         or not request.is_plain
-    ) and (problems := list(_value_problems(request, ""))):
-        raise InvalidError(*problems[:MAX_PROBLEMS])
+    ) and (problems := list(islice(_value_problems(request, ""), MAX_PROBLEMS))):
+        raise InvalidError(*problems)
     return request
 
 
 def decode_batch(body: bytes, limit: int) -> list[MessageRequest]:
-    """Return the messages in a body, 1 to `limit`. Raises as `decode_message`, with indexes."""
-    try:
-        bounded = _decode(body, lambda whole: bound_batch(whole, limit))
-    except msgspec.ValidationError as exc:
-        raise InvalidError(_as_field_problem(exc, "body")) from exc
-    if bounded is None:
-        raise InvalidError(_size_problem("more", limit))
-    body = bounded
-    try:
-        messages = _decode(body, _batch_decoder.decode).messages
-    except msgspec.ValidationError as exc:
-        found = _decode(body, lambda raw: _batch_problems(_complete_json(raw), limit))
-        raise InvalidError(*(found[:MAX_PROBLEMS] or [_as_field_problem(exc, "body")])) from exc
+    """Return the messages in a body, 1 to `limit`. Raises as `decode_message`, with indexes.
+
+    BatchTooCostlyError: they name too many destinations.
+    """
+    is_small = body.count(b",") <= MOST_COMMAS
+    messages = _decode_at_once(body, limit) if is_small else _decode_each(body, limit)
     if not 1 <= len(messages) <= limit:
         raise InvalidError(_size_problem(len(messages), limit))
-    problems = [
+    of_values = (
         problem
         for index, message in enumerate(messages)
         for problem in _value_problems(message, f"messages[{index}].")
-    ]
-    if problems := [*problems, *_repeated_ids(messages)]:
-        raise InvalidError(*problems[:MAX_PROBLEMS])
+    )
+    if problems := list(islice(chain(of_values, _repeated_ids(messages)), MAX_PROBLEMS)):
+        raise InvalidError(*problems)
+    return messages
+
+
+def _decode_at_once(body: bytes, limit: int) -> list[MessageRequest]:
+    try:
+        return _decode(body, _batch_decoder.decode).messages
+    except msgspec.ValidationError as exc:
+        found = _decode(body, lambda raw: _batch_problems(_complete_json(raw), limit))
+        raise InvalidError(*(found[:MAX_PROBLEMS] or [_as_field_problem(exc, "body")])) from exc
+
+
+def _decode_each(body: bytes, limit: int) -> list[MessageRequest]:
+    """Decode a batch that may list very much: of it no more becomes objects than it may have."""
+    try:
+        items = _decode(body, lambda whole: split_batch(whole, limit))
+    except msgspec.ValidationError as exc:
+        raise InvalidError(_as_field_problem(exc, "body")) from exc
+    if items is None:
+        raise InvalidError(_size_problem("more", limit))
+    try:
+        return _decode(body, lambda _: _decode_items(items))
+    except msgspec.ValidationError as exc:
+        found = _message_problems(items)
+        raise InvalidError(*(found[:MAX_PROBLEMS] or [_as_field_problem(exc, "body")])) from exc
+
+
+def _decode_items(items: Iterable[msgspec.Raw]) -> list[MessageRequest]:
+    messages, named = [], 0
+    for item in items:
+        check_message(item)
+        message = _message_decoder.decode(item)
+        named += len(message.destinations or ())
+        check_destinations(named)
+        messages.append(message)
     return messages
 
 
@@ -278,6 +318,10 @@ def _batch_problems(body: bytes, limit: int) -> list[FieldProblem]:
         return [_as_field_problem(exc, "body")]
     if not 1 <= len(raws) <= limit:
         return [_size_problem(len(raws), limit)]
+    return _message_problems(raws)
+
+
+def _message_problems(raws: Iterable[msgspec.Raw]) -> list[FieldProblem]:
     problems: list[FieldProblem] = []
     for index, raw in enumerate(raws):
         problems.extend(islice(_field_problems(bytes(raw), f"messages[{index}]"), MAX_PROBLEMS))

@@ -1,6 +1,7 @@
 """Test that the OpenAPI document is complete, valid, and readable without external files."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema_rs
@@ -89,6 +90,38 @@ async def test_bodies_are_documented_as_strictly_as_they_are_checked(
     ]
     for wrong in changes:
         assert not schema.is_valid(right | wrong), wrong
+
+
+def unbounded_lists(schema: Any, place: str) -> Iterator[str]:
+    """Yield the places of lists and mappings in a schema that may have any number of items."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from unbounded_lists(one, place)
+    if not isinstance(schema, dict):
+        return
+    if schema.get("type") == "array" and "maxItems" not in schema:
+        yield place
+    if isinstance(schema.get("additionalProperties"), dict) and "maxProperties" not in schema:
+        yield place
+    for name, inner in schema.items():
+        if name == "properties":
+            for field, found in inner.items():
+                yield from unbounded_lists(found, f"{place}.{field}")
+        else:
+            yield from unbounded_lists(inner, place)
+
+
+async def test_every_list_that_a_request_takes_has_a_most(document: dict[str, Any]) -> None:
+    """A list without one may have as many items as a body has bytes, each an object."""
+    unbounded = {
+        place
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+        for content in operation.get("requestBody", {}).get("content", {}).values()
+        for place in unbounded_lists(content["schema"], f"{method} {path}")
+    }
+    # Its messages are counted before they are decoded, and their most is a setting.
+    assert unbounded == {"post /v1/rooms/{room_id}/messages/batch.messages"}
 
 
 async def test_the_page_loads_no_external_files(api: Api, document: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """Test that a message can be checked without being published."""
 
+import pytest
+
 from tests.integration.rooms.api.conftest import Api, Shared
 
 
@@ -112,3 +114,36 @@ async def test_an_unknown_event_type_is_answered_with_the_nearest_one_once(api: 
         {"field": "messages[0].event_type", "message": named["message"]},
         {"field": "messages[1].event_type", "message": begun},
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "problems"), [(40_000, 422, 100), (40_001, 422, 1), (600_000, 413, 0)]
+)
+@pytest.mark.parametrize("path", ["messages", "messages/check"])
+async def test_very_many_unknown_destinations_keep_no_other_waiting(
+    api: Api, path: str, names: int, status: int, problems: int
+) -> None:
+    """A loop that stalls fails the test."""
+    room = (await api.room())["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    listed = ",".join(['"a"' if names <= 40_001 else '""'] * names)
+    body = f'{{"event_type":"made","payload":1,"destinations":[{listed}]}}'
+    answer = await api.call("POST", f"/rooms/{room}/{path}", "publish", content=body)
+    assert (answer.status_code, len(answer.json()["errors"])) == (status, problems)
+
+
+async def test_a_batch_of_many_destinations_keeps_no_other_waiting(api: Api) -> None:
+    room = (await api.room())["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+    listed = ",".join(['"a"'] * 40_000)
+    message = f'{{"event_type":"made","payload":1,"destinations":[{listed}]}}'
+    at = f"/rooms/{room}/messages/batch"
+    answers = {
+        count: await api.call(
+            "POST", at, "publish", content=f'{{"messages":[{",".join([message] * count)}]}}'
+        )
+        for count in (2, 3)
+    }
+    assert [one.status_code for one in answers.values()] == [422, 413]
+    assert len(answers[2].json()["errors"]) == 100
+    assert "publish fewer messages at a time" in answers[3].json()["detail"]

@@ -1,13 +1,27 @@
-"""Test that a batch is counted before its messages become objects, and is otherwise as it was."""
+"""Test that requests are counted before they become objects, and are otherwise as they were."""
 
+import json
 import tracemalloc
 
 import pytest
 
-from rooms.errors import InvalidError, MalformedError
-from rooms.publishing import batch_bounds
-from rooms.publishing.batch_bounds import MOST_COMMAS, bound_batch
-from rooms.publishing.request import decode_batch
+from rooms.domain.message_headers import MAX_HEADERS, MAX_VALUE
+from rooms.errors import FieldProblem, InvalidError, MalformedError, TooLargeError
+from rooms.publishing import batch_bounds, request
+from rooms.publishing.batch_bounds import (
+    MAX_DESTINATIONS,
+    MAX_OTHER_COMMAS,
+    MOST_COMMAS,
+    UNCOUNTED_BYTES,
+    BatchTooCostlyError,
+    bound_batch,
+)
+from rooms.publishing.request import (
+    MAX_PROBLEMS,
+    MAX_TEXT,
+    decode_batch,
+    decode_message,
+)
 
 ITEMS = MOST_COMMAS * 8
 OBJECTS = ITEMS * 64
@@ -21,7 +35,8 @@ def batch(*messages: bytes) -> bytes:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_bounds, "MOST_COMMAS", 0)
+    for module in (batch_bounds, request):
+        monkeypatch.setattr(module, "MOST_COMMAS", 0)
 
 
 @pytest.mark.parametrize("item", [b"1", b"{}", b"[]", ONE % 1])
@@ -70,6 +85,7 @@ def test_a_batch_within_its_bound_is_decoded_as_it_was(count: int) -> None:
         (b'{"messages":"a,b"}', "messages"),
         (b'{"messages":null,"messages":5}', "messages"),
         (b'{"messages":[5,5]}', "messages[0]"),
+        (b'{"messages":[5,5],"messages":[]}', "messages"),
         (batch(ONE % 1, b'{"event_type":"x","payload":1,"zork":2}'), "messages[1].zork"),
         (batch(*[ONE % 1] * 4), "messages"),
     ],
@@ -92,3 +108,106 @@ def test_what_is_no_json_is_malformed(body: bytes) -> None:
 def test_a_body_of_few_items_is_not_looked_through() -> None:
     body = batch(ONE % 1, ONE % 2)
     assert bound_batch(body, 1) is body
+
+
+# Lists in a message
+
+NAMED, OTHERS = 100, 10
+"""So many destinations may be named in these tests, and commas be outside of them and payloads."""
+LONG = b",".join([b'"a"'] * (NAMED + 1))
+FIELDS = b",".join(b'"x%d":""' % number for number in range(OTHERS + 2))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_bounds, "MAX_OTHER_COMMAS", OTHERS)
+    monkeypatch.setattr(batch_bounds, "MAX_DESTINATIONS", NAMED)
+    monkeypatch.setattr(batch_bounds, "MAX_BATCH_DELIVERIES", NAMED)
+    for module in (batch_bounds, request):
+        monkeypatch.setattr(module, "MOST_COMMAS", 0)
+        monkeypatch.setattr(module, "UNCOUNTED_BYTES", 0)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    "message",
+    [
+        b'{"event_type":"made","payload":1,"destinations":[%b]}' % LONG,
+        b' {"event_type":"made","payload":1,"destinations":[%b],"destinations":["a"]}' % LONG,
+        b'{"event_type":"made","payload":[%b],"payload":1}' % LONG,
+        b'{"event_type":"made","payload":1,"headers":{%b}}' % FIELDS,
+        b'{"event_type":"made","payload":1,%b}' % FIELDS,
+        b'{"event_type":"made","destinations":["a"],%b}' % FIELDS,
+    ],
+)
+def test_a_message_that_lists_too_much_is_refused_before_it_is_decoded(message: bytes) -> None:
+    with pytest.raises(TooLargeError, match=r"more than 10 commas|at most 100$"):
+        decode_message(message)
+    with pytest.raises(TooLargeError, match=r"more than 10 commas|at most 100$"):
+        decode_batch(batch(ONE % 1, message), 10)
+
+
+@pytest.mark.usefixtures("few")
+def test_the_destinations_of_all_messages_of_a_batch_count_together() -> None:
+    message = b'{"event_type":"made","payload":[1,2],"destinations":["a","b","c","d"]}'
+    assert len(decode_batch(batch(*[message] * 25), 50)) == 25
+    with pytest.raises(BatchTooCostlyError, match="publish fewer messages at a time"):
+        decode_batch(batch(*[message] * 26), 50)
+
+
+@pytest.mark.usefixtures("few")
+def test_the_commas_of_payloads_do_not_count() -> None:
+    message = b'{"event_type":"made","payload":[%b],"id":"1","destinations":["a"]}' % LONG
+    assert decode_message(message).id == "1"
+    (found,) = decode_batch(batch(message), 10)
+    assert bytes(found.payload) == b"[%b]" % LONG
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("body", [b'{"payload":[%b' % LONG, b'{"a\xff":[%b]}' % LONG])
+def test_a_long_body_that_is_no_json_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedError):
+        decode_message(body)
+
+
+def test_a_body_that_is_not_counted_has_few_fields() -> None:
+    assert len(b'"a":1,') * MAX_OTHER_COMMAS < UNCOUNTED_BYTES
+
+
+def test_a_message_whose_headers_are_full_of_commas_is_within_the_bound() -> None:
+    headers = {f"x-{number}": "," * (MAX_VALUE - 2) for number in range(MAX_HEADERS)}
+    texts = dict.fromkeys(("ordering_key", "business_key", "correlation_id", "id"), "," * MAX_TEXT)
+    message = {"event_type": "made", "payload": 1, "headers": headers, **texts}
+    body = json.dumps(message).encode()
+    assert body.count(b",") < MAX_OTHER_COMMAS / 2
+
+
+def test_a_message_names_so_many_destinations_at_most() -> None:
+    def named(count: int) -> bytes:
+        names = b",".join([b'"a"'] * count)
+        return b'{"event_type":"made","payload":1,"destinations":[%b]}' % names
+
+    assert len(decode_message(named(MAX_DESTINATIONS)).destinations or ()) == MAX_DESTINATIONS
+    too_many = named(MAX_DESTINATIONS + 1)
+    for refuse in (decode_message, lambda body: decode_batch(batch(body), 10)):
+        with pytest.raises(InvalidError) as refused:
+            refuse(too_many)
+        (problem,) = refused.value.problems
+        assert problem.field.endswith("destinations")
+        assert "40000" in problem.message
+
+
+def test_a_batch_makes_no_more_problems_than_an_answer_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def make_problem(field: str, message: str) -> FieldProblem:
+        made.append(field)
+        return FieldProblem(field, message)
+
+    monkeypatch.setattr(request, "FieldProblem", make_problem)
+    wrong = b'{"event_type":"made","payload":1,"id":"a b","correlation_id":"a b"}'
+    with pytest.raises(InvalidError) as refused:
+        decode_batch(batch(*[wrong] * 1000), 1000)
+    assert len(made) == len(refused.value.problems) == MAX_PROBLEMS

@@ -22,17 +22,20 @@ from rooms.domain.principal import Principal
 from rooms.domain.room import destination_name
 from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import (
+    FieldProblem,
     ForbiddenError,
     InvalidError,
     MalformedError,
     NotFoundError,
     SuspendedError,
 )
+from rooms.publishing import routing
 from rooms.publishing.cel_filter import FilterInput
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.prepare import Preparer
 from rooms.publishing.request import (
+    MAX_PROBLEMS,
     MessageRequest,
     check_idempotency_key,
     decode_batch,
@@ -600,6 +603,39 @@ def test_a_stored_schema_beyond_a_bound_is_named_at_publish(schema: Any, why: st
     plan = RoutingTable(a_plan(versions=(VersionRecord("a", 1, json.dumps(schema)),)))
     with pytest.raises(InvalidError, match="its schema cannot be used: .*" + why):
         plan.schema("a", 1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_more_unknown_destinations_are_named_than_an_answer_has(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Otherwise those of one request take seconds on the loop, and hundreds of megabytes."""
+    made: list[str] = []
+
+    def make_problem(field: str, message: str) -> FieldProblem:
+        made.append(field)
+        return FieldProblem(field, message)
+
+    monkeypatch.setattr(routing, "FieldProblem", make_problem)
+    table = RoutingTable(a_plan(versions=(a_version("a"),)))
+    unknown = [f"none{number}" for number in range(80 if count > 1 else 40_000)]
+    with pytest.raises(InvalidError) as refused:
+        for _ in Preparer(IdGenerator(lambda _: 0), max_payload_bytes=1000).prepare_in_slices(
+            table,
+            [
+                MessageRequest(event_type="a", payload=msgspec.Raw(b"1"), destinations=unknown)
+                for _ in range(count)
+            ],
+            batch=count > 1,
+            publisher=b"",
+            now_ms=1,
+            access=None,
+            application=None,
+            answered={},
+            refused={},
+        ):
+            pass
+    assert len(made) == len(refused.value.problems) == MAX_PROBLEMS
 
 
 @pytest.mark.parametrize("schema", ['{"type": "object"}', '{"$ref": "#none"}'])
