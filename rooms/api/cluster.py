@@ -80,14 +80,14 @@ class ScheduleShardsResponse(Struct, kw_only=True):
 
 
 @get("/cluster/buckets", opt=_PLATFORM, tags=_TAGS, summary="Read the number of schedule shards")
-async def read_buckets(services: ServicesDep, principal: Caller) -> ScheduleShardsResponse:  # noqa: ARG001 - every route takes its caller
+async def read_buckets(services: ServicesDep, principal: Caller) -> ScheduleShardsResponse:
     """Return the number of shards of deliveries that are due beyond the broker's look-ahead.
 
     The members share these shards.
     """
-    return ScheduleShardsResponse(
-        count=await schedule_shard_count(services.writer), used=services.settings.uses_relay
-    )
+    async with services.writer_turns.turn(principal.organisation_id) as writer:
+        count = await schedule_shard_count(writer)
+    return ScheduleShardsResponse(count=count, used=services.settings.uses_relay)
 
 
 @put(

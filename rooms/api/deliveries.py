@@ -191,7 +191,8 @@ async def redeliver(
     """
     identity = DeliveryId(parse_id(delivery_id, "delivery"))
     await _read_delivery(services, principal, identity)  # whose it is, also for a restricted key
-    done = await records.redeliver(services.writer, principal.organisation_id, identity)
+    async with services.writer_turns.turn(principal.organisation_id) as writer:
+        done = await records.redeliver(writer, principal.organisation_id, identity)
     if done.subscription_gone:
         raise ConflictError("its subscription was deleted")
     if done.withdrawn:

@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rooms.api.client_identity import CallerAuthenticator, TrustedProxies
 from rooms.api.readiness import BrokerHealth, LeaderHealth, Readiness, StoreHealth
+from rooms.api.writer_turns import WriterTurns
 from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.connection import ConnectionShares
 from rooms.db.notify import Notifier
@@ -89,7 +90,7 @@ class ApiServices:
     engine: AsyncEngine
     """For ordinary queries, through `rooms.db.connection.transaction`."""
     writer: LogWriter
-    """For the rare transitions that operators request, such as redeliver."""
+    """For the rare transitions that are requested, such as redeliver: only by `writer_turns`."""
     notifier: Notifier
     cipher: Cipher
     keys: ApiKeyAuthenticator
@@ -123,6 +124,9 @@ class ApiServices:
     shares: ConnectionShares = field(init=False)
     """Bounds how many connections of `engine` one organisation uses."""
 
+    writer_turns: WriterTurns = field(init=False)
+    """Lets organisations take turns at `writer`, which is one connection."""
+
     magazine_turns: FairSlots = field(init=False)
     """Lets organisations take turns at the store of the magazines, which has few connections."""
 
@@ -140,6 +144,7 @@ class ApiServices:
             settings.organisation_queries, on_refusal=self.metrics.queries_refused.inc
         )
         object.__setattr__(self, "shares", shares)
+        object.__setattr__(self, "writer_turns", WriterTurns(self.writer))
         turns = FairSlots(
             MAGAZINE_CALLS,
             max_per_tenant=ORGANISATION_MAGAZINE_CALLS,

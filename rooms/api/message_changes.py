@@ -117,7 +117,8 @@ async def cancel(
 ) -> CancelMessageResponse:
     """Cancel the deliveries of a message. NotFoundError, ConflictError."""
     view = await _find_message(services, principal, identity)
-    changes = await withdrawals.cancel_message(services.writer, view.identity)
+    async with services.writer_turns.turn(principal.organisation_id) as writer:
+        changes = await withdrawals.cancel_message(writer, view.identity)
     _reject_unchanged(changes, _CANCELLED)
     _notify_queued(services, changes)  # the next delivery of its ordering key can start
     await change.record()
@@ -165,7 +166,8 @@ async def reschedule(
     """Change the due time of a message. InvalidError, NotFoundError, ConflictError."""
     due = _to_schedule(services, request)
     view = await _find_message(services, principal, identity)
-    changes = await withdrawals.reschedule_message(services.writer, identity, due)
+    async with services.writer_turns.turn(principal.organisation_id) as writer:
+        changes = await withdrawals.reschedule_message(writer, identity, due)
     _reject_unchanged(changes, _RESCHEDULED)
     _notify_queued(services, changes)
     await change.record()

@@ -144,7 +144,8 @@ async def skip_head(
     identity = parse_subscription(subscription_id)
     async with transaction(services.engine) as connection:
         found = await records.find_subscription(connection, principal, identity)
-    skipped, called = await OrderingQueries(services.writer).skip(identity, data.ordering_key)
+    async with services.writer_turns.turn(principal.organisation_id) as writer:
+        skipped, called = await OrderingQueries(writer).skip(identity, data.ordering_key)
     if skipped is None:
         raise ConflictError(
             "the key is not blocked: its first unfinished delivery is not sidelined"

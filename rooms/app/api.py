@@ -28,6 +28,7 @@ from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles
 from rooms.api.server.tls_listener import HandshakeOutcome, TlsListener
 from rooms.api.server.uvicorn_server import BoundedServer, http_config
 from rooms.api.streams import StreamTransport
+from rooms.api.writer_turns import LOCK_TIMEOUT_MS, MAX_CONFLICTS_S
 from rooms.app.file_limit import FileNeed, allot_connections
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
 from rooms.app.stores import (
@@ -126,7 +127,14 @@ async def open_services(
             )
         )
         writer = await stack.enter_async_context(
-            LogWriter(database_url, kind="api", broker_mode=settings.broker_mode)
+            LogWriter(
+                database_url,
+                kind="api",
+                lock_timeout_ms=LOCK_TIMEOUT_MS,
+                statement_timeout_s=settings.query_timeout_s,
+                max_conflicts_s=MAX_CONFLICTS_S,
+                broker_mode=settings.broker_mode,
+            )
         )
         sender = await stack.enter_async_context(
             HttpSender(guard, limits=_PING_LIMITS, on_wait=metrics.count_connection_wait)

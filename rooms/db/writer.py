@@ -21,7 +21,12 @@ from rooms.db.connection import CONNECTION_LOST, SESSION_ENDED, Connection, conn
 from rooms.db.prepared import PreparedStatements
 from rooms.db.statement_parts import session_lives
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
-from rooms.errors import LockTimeoutError, StorageRefusedError, StorageUnavailableError
+from rooms.errors import (
+    LockTimeoutError,
+    QueryTimeoutError,
+    StorageRefusedError,
+    StorageUnavailableError,
+)
 
 LIVENESS_LOCK: Final = 0x726F6F6D
 """The first key of the session lock that a writer holds while it lives; the second key is the
@@ -49,6 +54,11 @@ _MAX_TRIES: Final = 100
 """Each try failed because another statement committed, so work goes on all the same. To need more
 tries is a bug.
 """
+
+_TOO_LONG: Final = (
+    "the change took too long and was stopped, and nothing was written: try again, as another"
+    " change may have been in its way"
+)
 
 # PostgreSQL raises these when it cannot take more right now, although the statement was right:
 # nothing was written.
@@ -90,10 +100,11 @@ class LogWriter:
 
     Use as `async with LogWriter(url, kind="worker") as writer`.
 
-    A statement that waits `lock_timeout_ms` for a lock is refused (0: it waits for ever). Without
-    `durable`, a crash of PostgreSQL may take back what was committed in the last moment: only for
-    claims, which no crash outlives. `broker_mode` decides where the work rows go that its
-    statements make.
+    A statement that waits `lock_timeout_ms` for a lock is refused (0: it waits for ever), and so is
+    one that takes `statement_timeout_s`. One that meets others starts again for `max_conflicts_s`
+    at most (None: a hundred times). Without `durable`, a crash of PostgreSQL may take back what was
+    committed in the last moment: only for claims, which no crash outlives. `broker_mode` decides
+    where the work rows go that its statements make.
 
     `isolated`: a statement sees one state of the database. If a row that it wants to change was
     changed meanwhile, the statement starts again. Without it, PostgreSQL reads such a row again in
@@ -108,6 +119,8 @@ class LogWriter:
         *,
         kind: str,
         lock_timeout_ms: int = 0,
+        statement_timeout_s: int | None = None,
+        max_conflicts_s: float | None = None,
         durable: bool = True,
         broker_mode: BrokerMode = POSTGRES_MODE,
         isolated: bool = True,
@@ -121,6 +134,8 @@ class LogWriter:
         self._url = url
         self._kind = kind
         self._lock_timeout_ms = lock_timeout_ms
+        self._statement_timeout_s = statement_timeout_s
+        self._max_conflicts_s = max_conflicts_s
         self._durable = durable
         self._isolated = isolated
         self._host = socket.gethostname()
@@ -265,11 +280,16 @@ class LogWriter:
     async def _retry_on_conflict(
         self, connection: Connection, work: Callable[[], Awaitable[_T]]
     ) -> _T:
+        now_s, first_s = asyncio.get_running_loop().time, None
         for _ in range(_MAX_TRIES - 1):
             try:
                 return await self._translate_errors(connection, work)
             except _SerializationConflictError:
-                continue
+                if self._max_conflicts_s is None:
+                    continue
+                first_s = now_s() if first_s is None else first_s
+                if now_s() - first_s >= self._max_conflicts_s:
+                    raise
         return await self._translate_errors(connection, work)
 
     async def _translate_errors(
@@ -287,6 +307,8 @@ class LogWriter:
                 raise StorageUnavailableError(str(exc)) from exc
             if isinstance(exc, psycopg.errors.LockNotAvailable):
                 raise LockTimeoutError(str(exc)) from exc
+            if self._statement_timeout_s and isinstance(exc, psycopg.errors.QueryCanceled):
+                raise QueryTimeoutError(_TOO_LONG) from exc
             raise StorageRefusedError(str(exc)) from exc
         except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
             await self.close()
@@ -317,6 +339,11 @@ class LogWriter:
         await connection.execute(
             "SELECT set_config('lock_timeout', %s, false)", (str(self._lock_timeout_ms),)
         )
+        if self._statement_timeout_s is not None:
+            await connection.execute(
+                "SELECT set_config('statement_timeout', %s, false)",
+                (f"{self._statement_timeout_s}s",),
+            )
         # The lock is taken before others can see the row: a writer that is seen without its lock
         # may be called dead.
         async with connection.transaction():

@@ -25,6 +25,7 @@ from delivery.push.http.ssrf import SsrfGuard
 from rooms.api.app import create_app
 from rooms.api.deps import ApiServices, GuestChangeLimiter, KeyRateLimiter
 from rooms.api.readiness import LeaderHealth, Readiness
+from rooms.api.writer_turns import LOCK_TIMEOUT_MS, MAX_CONFLICTS_S
 from rooms.clock import SystemClock
 from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.catalog.api_keys import create_key, hash_key, key_prefix, new_key
@@ -228,7 +229,13 @@ async def open_api(
         metrics = Metrics()
         writes = WriteCheck(engine, clock.monotonic)
         async with (
-            LogWriter(url, kind="api") as writer,
+            LogWriter(
+                url,
+                kind="api",
+                lock_timeout_ms=LOCK_TIMEOUT_MS,
+                statement_timeout_s=settings.query_timeout_s,
+                max_conflicts_s=MAX_CONFLICTS_S,
+            ) as writer,
             Notifier(url) as signals,
             open_publisher(
                 url,

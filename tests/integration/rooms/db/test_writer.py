@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from rooms.db.connection import open_engine, transaction
 from rooms.db.writer import LogWriter
-from rooms.errors import StorageUnavailableError
+from rooms.errors import QueryTimeoutError, StorageRefusedError, StorageUnavailableError
 from tests.support.polling import until
 
 _ROWS = 2000
@@ -105,4 +105,34 @@ async def test_a_session_that_ends_while_it_is_opened_is_an_outage(
             patch.setattr(LogWriter, "_register", register)
             with pytest.raises(StorageUnavailableError):
                 await writer.run("SELECT 0, 1", {})
+        assert await writer.run("SELECT 0, 1", {}) == [(1,)]
+
+
+async def test_a_statement_beyond_its_time_is_stopped_with_advice(database: str) -> None:
+    async with LogWriter(database, kind="test", statement_timeout_s=1) as writer:
+        with pytest.raises(QueryTimeoutError, match="nothing was written"):
+            await writer.run("SELECT 0, pg_sleep(60)::text", {})
+        assert await writer.run("SELECT 0, 1", {}) == [(1,)]
+
+
+_CONFLICT = """
+CREATE FUNCTION conflict() RETURNS int LANGUAGE plpgsql AS $$
+BEGIN PERFORM nextval('tries'); RAISE serialization_failure; END $$
+"""
+
+
+@pytest.mark.parametrize(("longest_s", "tries"), [(None, 100), (0.0, 1), (60.0, 100)])
+async def test_a_statement_that_meets_others_starts_again_for_a_bounded_time(
+    database: str, longest_s: float | None, tries: int
+) -> None:
+    async with (
+        LogWriter(database, kind="test", max_conflicts_s=longest_s) as writer,
+        await psycopg.AsyncConnection.connect(database, autocommit=True) as other,
+    ):
+        await other.execute("CREATE SEQUENCE tries")
+        await other.execute(_CONFLICT)
+        with pytest.raises(StorageRefusedError):
+            await writer.run("SELECT 0, conflict()", {})
+        cursor = await other.execute("SELECT last_value FROM tries")
+        assert await cursor.fetchone() == (tries,)
         assert await writer.run("SELECT 0, 1", {}) == [(1,)]

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx
+
 from rooms.db.connection import open_connection
 from tests.integration.rooms.api.conftest import Api, open_api
 from tests.support.installation import until
@@ -105,3 +107,48 @@ async def test_a_room_over_the_limit_of_schemas_may_come_closer_to_it(database: 
         smaller, larger = ({**schema, "description": "x" * size} for size in (4500, 6000))
         assert (await api.call("PUT", path, json={"schema": smaller})).status_code == 200
         assert (await api.call("PUT", path, json={"schema": larger})).status_code == 422
+
+
+async def test_many_changes_of_deliveries_delay_no_other_organisation(database: str) -> None:
+    """They are made on one connection. Otherwise hundreds of large ones take minutes before it."""
+    async with open_api(database) as api:
+        paths: dict[str, str] = {}
+        rooms: dict[str, int] = {}
+        for key in ("admin", "stranger"):
+            room = rooms[key] = (await api.room(key=key))["id"]
+            await api.made(f"/rooms/{room}/event-types", {"name": "made"}, key)
+            body = {"name": "s", "type": "PULL"}
+            await api.made(f"/rooms/{room}/subscriptions", body, key)
+            message = {"event_type": "made", "payload": 1, "delay_ms": 3_600_000}
+            sent = await api.call("POST", f"/rooms/{room}/messages", key, json=message)
+            paths[key] = f"/messages/{sent.json()['message_id']}"
+
+        def move(key: str) -> asyncio.Task[httpx.Response]:
+            change = api.call("PATCH", paths[key], key, json={"delay_ms": 7_200_000})
+            return asyncio.create_task(change)
+
+        async def is_locked() -> bool:
+            return await waiting(api) == 1
+
+        async def wait_in_turns() -> bool:
+            queues = api.services.writer_turns._turns._queues.values()
+            return sorted(len(queue) for queue in queues) == [1, 7]
+
+        async with (
+            open_connection(api.url, name="lock") as connection,
+            connection.transaction(),
+        ):
+            await connection.execute(
+                "SELECT 1 FROM deliveries WHERE message_id = %s FOR UPDATE",
+                (paths["admin"].rpartition("/")[2],),
+            )
+            changes = [move("admin") for _ in range(8)]
+            async with asyncio.timeout(PATIENCE_S):
+                await until(is_locked, "a change that waits for the lock")
+                changes.append(move("stranger"))
+                await until(wait_in_turns, "eight changes that wait for their turn")
+        assert [one.status_code for one in await asyncio.gather(*changes)] == [200] * 9
+        order = await api.sql(
+            "SELECT room_id FROM log_entries WHERE kind = 'restored' ORDER BY writer_id, writer_seq"
+        )
+        assert [room for (room,) in order].index(rooms["stranger"]) <= 2, order
