@@ -111,6 +111,12 @@ class SubscriptionStatusResponse(Struct, kw_only=True):
     oldest_sidelined_at: datetime | None
     retrying: int
     due: int
+    waiting: Annotated[
+        int,
+        Meta(
+            description="Due or retried: a retry that is due is in both, and in this number once."
+        ),
+    ]
     held: Annotated[dict[str, int], Meta(description="Held deliveries by reason.")]
     last_status: int | None
     last_error: str | None
@@ -224,6 +230,7 @@ def _to_subscriptions(failing: Sequence[FailingSubscription]) -> list[Subscripti
             oldest_sidelined_at=one.oldest_sidelined_at,
             retrying=one.retrying,
             due=one.due,
+            waiting=one.waiting,
             held=dict(one.held),
             last_status=one.last_status,
             last_error=one.last_error,

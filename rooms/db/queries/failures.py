@@ -54,13 +54,13 @@ WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
 ), w AS MATERIALIZED (
     SELECT o.subscription_id, count(*) FILTER (WHERE o.attempt > 0) AS retrying, min(o.due_at) AS due_since,
         min(o.id::text) FILTER (WHERE o.attempt > 0) AS oldest, max(o.id::text) FILTER (WHERE o.attempt > 0) AS newest,
-        count(*) FILTER (WHERE o.due_at <= now()) AS due
+        count(*) FILTER (WHERE o.due_at <= now()) AS due, count(*) AS waiting
     FROM (SELECT DISTINCT room_id FROM u) r CROSS JOIN LATERAL (
         SELECT o.* FROM (SELECT o.subscription_id, o.id, o.attempt, o.due_at FROM outbox o WHERE o.room_id = r.room_id LIMIT {MAX_ROWS_READ}) o
         WHERE o.subscription_id IN (SELECT id FROM u WHERE NOT all_hidden) LIMIT {MAX_COUNTED}
     ) o WHERE o.attempt > 0 OR o.due_at <= now() GROUP BY o.subscription_id
 ), f AS MATERIALIZED (
-    SELECT u.*, s.since, coalesce(w.retrying, 0) AS retrying, w.oldest, w.newest, coalesce(w.due, 0) AS due,
+    SELECT u.*, s.since, coalesce(w.retrying, 0) AS retrying, w.oldest, w.newest, coalesce(w.due, 0) AS due, coalesce(w.waiting, 0) AS waiting,
         least(CASE WHEN w.due_since <= now() THEN w.due_since END, k.since) AS waits_from,
         u.status = '{SubscriptionStatus.DISABLED}' OR u.open_since IS NOT NULL OR u.only_failures_since IS NOT NULL
             OR coalesce(w.retrying, 0) > 0 OR (u.status = '{SubscriptionStatus.ACTIVE}' AND u.status_reason IS NOT NULL) AS fails
@@ -194,6 +194,7 @@ class FailingSubscription:
     oldest_sidelined_at: datetime | None
     retrying: int
     due: int
+    waiting: int
     held: Mapping[str, int]
     last_status: int | None
     last_error: str | None
@@ -257,6 +258,7 @@ def _failing(row: RowMapping) -> FailingSubscription:
             "sidelined",
             "retrying",
             "due",
+            "waiting",
             "held",
         )
     }

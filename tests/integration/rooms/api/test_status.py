@@ -117,6 +117,17 @@ async def test_it_names_failing_subscriptions_since_when_and_why(api: Api) -> No
     assert first["together_with"] == second["together_with"] == []
 
 
+async def test_a_retry_that_is_due_waits_once(api: Api) -> None:
+    room, by_name = await subscribed(api, "sub")
+    for _ in range(3):
+        await api.publish(room, "made", {})
+    await api.sql(_RETRIED, by_name["sub"]["id"])
+    await api.sql("UPDATE outbox SET due_at = now() WHERE id = (SELECT id FROM outbox LIMIT 1)")
+    await api.publish(room, "made", {})
+    (found,) = (await reported(api))["subscriptions"]
+    assert (found["due"], found["retrying"], found["waiting"]) == (2, 3, 4)
+
+
 async def test_deliveries_meanwhile_separate_unsteady_and_resting_from_failing(
     api: Api,
 ) -> None:

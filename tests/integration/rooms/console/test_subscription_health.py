@@ -1,5 +1,7 @@
 """Test what the pages about subscriptions say to a person who looks for what to do."""
 
+import re
+
 import pytest
 
 from rooms.db.queries.stats import QueueStats
@@ -58,3 +60,16 @@ async def test_the_home_page_says_what_could_not_be_counted(
     page = await browser.get("/console")
     assert page.text.count("not known") == 4
     assert "12,345" in page.text
+
+
+async def test_the_home_page_counts_a_retry_that_is_due_once(browser: Browser) -> None:
+    room, crm = await world(browser.api)
+    for _ in range(3):
+        await browser.api.publish(room, "order.made", 1)
+    await browser.api.sql(
+        "UPDATE outbox SET attempt = 1, due_at = now() WHERE subscription_id = %s", crm
+    )
+    await browser.sign_in("viewer")
+    page = await browser.get("/console")
+    (row,) = re.findall(rf"<tr>(?:(?!</tr>).)*{crm}.*?</tr>", page.html, re.DOTALL)
+    assert re.findall(r'<td class="num">(\d+)</td>', row) == ["3", "0"]
