@@ -53,7 +53,10 @@ class AttemptFailedError(DeliveryError):
 
 
 class StaleConnectionError(AttemptFailedError):
-    """Report that a kept connection closed before any response: the request may be sent again."""
+    """Report that a kept connection closed before any response.
+
+    The request may be sent again at once, if the endpoint had no time to work on it.
+    """
 
 
 class AttemptCrashedError(DeliveryError):

@@ -57,6 +57,7 @@ async def sending(
     max_connections: int = 100,
     max_idle_per_host: int = 100,
     idle_s: float = 30.0,
+    sender_clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[HttpSender]:
     own = DnsResolver()
     guard = SsrfGuard(allow, resolver=resolver or own, clock=clock)
@@ -66,7 +67,7 @@ async def sending(
         idle_s=idle_s,
         sweep_s=0.02,
     )
-    async with HttpSender(guard, limits=limits, tls=tls) as sender:
+    async with HttpSender(guard, limits=limits, tls=tls, clock=sender_clock) as sender:
         yield sender
     own.close()
     assert sender.connections == 0
@@ -442,6 +443,34 @@ async def test_connection_closed_on_the_second_request_is_replaced_once(how: str
         b"third",
     ]
     assert endpoint.connections == 3
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize(("took_s", "sent"), [(0.9, 3), (1.1, 2)])
+async def test_a_request_that_the_endpoint_worked_on_is_not_sent_again_at_once(
+    how: str, took_s: float, sent: int
+) -> None:
+    """It may have ended the endpoint's process, so it waits for its backoff like any other."""
+    ahead_s = 0.0
+
+    async def script(stream: Stream) -> None:
+        nonlocal ahead_s
+        await stream.request()
+        await stream.write(OK)
+        if stream.number == 1:
+            await stream.request()
+            ahead_s += took_s
+            if how == "reset":
+                stream.reset()
+
+    async with (
+        serving(script) as endpoint,
+        sending(sender_clock=lambda: time.monotonic() + ahead_s) as sender,
+    ):
+        assert (await post(sender, at(endpoint.port))).status == 200
+        answer = await post(sender, at(endpoint.port))
+    assert answer.error is (ErrorClass.CLOSED if sent == 2 else None)
+    assert len(endpoint.requests) == sent
 
 
 async def test_a_connection_that_began_to_respond_is_not_replaced() -> None:

@@ -18,7 +18,7 @@ A request goes through the files in this order:
 | all its addresses are refused, or the port is | `blocked` |
 | no connection to any of three addresses | `connect`, or `timeout` |
 | the TLS handshake fails | `tls` |
-| a kept connection closes before any byte of the response | the request is sent again, once |
+| a kept one closes before any byte of the response, within a second | sent again, once |
 | a connection closes before the response is complete | `closed` |
 | no slot, connection or response before the deadline | `timeout`, with the stage in the text |
 | the response is not HTTP | `protocol` |

@@ -29,6 +29,11 @@ from rooms.domain.push_url import PushUrl
 
 _MAX_DIALS = 3
 _READ_BYTES = 64 * 1024
+_STALE_WITHIN_S = 1.0
+"""A close that crossed a request arrives within a round trip of it.
+
+An endpoint that closes later was at work on the request, and may have failed because of it.
+"""
 MAX_LOCATION = 2048
 """Longer than what is kept of it: what must be hidden in it is found as a whole."""
 _MAX_RETRY_AFTER = 100
@@ -49,8 +54,9 @@ class TargetResolver(Protocol):
 class HttpSender:
     """Implement `rooms.ports.Sender` over HTTP/1.1 with keep-alive; an async context manager.
 
-    A time-out may come `limits.sweep_s` late. If a kept connection turns out closed before any
-    byte of the response, the request is sent once more on a new one, within the same deadline.
+    A time-out may come `limits.sweep_s` late. If a kept connection is closed before any byte of the
+    response, and within a second of the request, they crossed on the way: the request is sent once
+    more on a new one, within the same deadline. A later close fails the attempt.
     Leaving the context closes all connections, and requests in progress get CLOSED: stop sending
     first.
     """
@@ -109,12 +115,16 @@ class HttpSender:
         request = b"".join((target.request_head, headers, length, body))
         addresses = self._resolver.cached(target.host, organisation)
         connection = self._pool.take_idle(key, addresses) if addresses is not None else None
+        sent = started
         try:
             if connection is None:
                 connection = await self._connect(key, deadline, fresh=False)
+                sent = self._clock()
             try:
                 await connection.exchange(request, deadline)
             except StaleConnectionError:
+                if self._clock() - sent > _STALE_WITHIN_S:
+                    raise
                 connection = await self._connect(key, deadline, fresh=True)
                 await connection.exchange(request, deadline)
             now = self._clock()
