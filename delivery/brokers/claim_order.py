@@ -14,6 +14,7 @@ backlogged organisations get the same number of rows a round. Without a backlog 
 all, as if there were no turns.
 
 Deleted subscriptions of a backlogged organisation are skipped once a claim has taken rows of them.
+An organisation that has too many unsettled tasks gets no turn (`delivery.brokers.credit_shares`).
 
 Within a backlogged organisation a subscription to which half of a full claim goes is backlogged in
 the same way: its turns alternate with those of all others of its organisation. So a burst to one
@@ -22,7 +23,7 @@ webhook does not delay the other webhooks of its organisation. A burst to many a
 
 import copy
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -96,7 +97,7 @@ class CommittedUntil:
 class ClaimWatermarks(Generic[ClaimT]):
     """Keep the low-water marks of claims that skip the same parties.
 
-    They may exclude subscriptions for a while.
+    They may exclude subscriptions and organisations for a while.
     """
 
     def __init__(self, complete_until: Callable[[ClaimT], int], *, slack_us: int) -> None:
@@ -105,7 +106,7 @@ class ClaimWatermarks(Generic[ClaimT]):
         Marks stay `slack_us` below it, and below what was taken.
         """
         self.marks = Watermarks()
-        self.excluded_bounds: dict[SubscriptionId, DueWatermarks] = {}
+        self.excluded_bounds: dict[str, DueWatermarks] = {}
         self._complete_until = complete_until
         self._slack_us = slack_us
 
@@ -114,7 +115,7 @@ class ClaimWatermarks(Generic[ClaimT]):
         self.marks.reset()
         self.excluded_bounds.clear()
 
-    def lower_bounds(self, excluded: frozenset[SubscriptionId]) -> DueWatermarks:
+    def lower_bounds(self, excluded: frozenset[str]) -> DueWatermarks:
         """Return the due times at which the next claim starts, which skips `excluded`."""
         for identity in self.excluded_bounds.keys() - excluded:
             self.marks.lower_to(self.excluded_bounds.pop(identity))
@@ -179,13 +180,18 @@ class _PartyTurns(Generic[PartyT, ClaimT]):
         self._turns_left = 0
         """Turns of backlogged parties before that of all others."""
 
-    def next(self) -> _PartyTurn[PartyT, ClaimT]:
-        """Return the next turn: that of a backlogged party, then that of all others."""
-        turn = self.next_backlogged() if self._turns_left else None
+    def next(self, resting: Container[PartyT] = ()) -> _PartyTurn[PartyT, ClaimT]:
+        """Return the next turn: that of a backlogged party, then that of all others.
+
+        `resting`: parties that get no turn now.
+        """
+        turn = self.next_backlogged(resting) if self._turns_left else None
         return self.next_of_others() if turn is None else turn
 
-    def next_backlogged(self) -> _PartyTurn[PartyT, ClaimT] | None:
+    def next_backlogged(self, resting: Container[PartyT] = ()) -> _PartyTurn[PartyT, ClaimT] | None:
         for party, backlog in self.backlogged.items():
+            if party in resting:
+                continue
             others = [known for known in self.backlogged if known != party]
             return _PartyTurn(party, others, backlog.watermarks)
         return None
@@ -266,24 +272,27 @@ class ClaimTurns(Generic[ClaimT]):
         """Subscriptions of backlogged organisations that were deleted, or ended otherwise."""
         self.has_several_organisations = True
         """Without a second organisation no claim in turn is for others."""
+        self.resting: frozenset[OrganisationId] = frozenset()
+        """Organisations that get no turn now."""
         self._marks_version = 0
         """Changes when marks are lowered: a claim under way then began too high."""
 
     @property
     def has_backlog(self) -> bool:
         """Return whether a claim is due at once, whatever the last one took."""
-        return bool(self._organisations.backlogged)
+        backlogged = self._organisations.backlogged
+        return bool(backlogged.keys() - self.resting if self.resting else backlogged)
 
     def next(self) -> ClaimTurn[ClaimT]:
         """Return the next claim: one for a backlogged organisation, then one for all others."""
         if not self.has_several_organisations and (alone := self.next_backlogged()) is not None:
             return alone
-        turn = self._organisations.next()
+        turn = self._organisations.next(self.resting)
         return self.next_of_others() if turn.party is None else self._within(turn.party, turn)
 
     def next_backlogged(self) -> ClaimTurn[ClaimT] | None:
         """Return the next claim for a backlogged organisation; None: there is none."""
-        turn = self._organisations.next_backlogged()
+        turn = self._organisations.next_backlogged(self.resting)
         return None if turn is None or turn.party is None else self._within(turn.party, turn)
 
     def next_of_others(self) -> ClaimTurn[ClaimT]:

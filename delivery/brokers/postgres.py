@@ -2,7 +2,8 @@
 
 A task that is handed out is already claimed. It counts as settled when its outcome is committed:
 the outcome itself removes or moves the outbox row. While there is a backlog, organisations take
-turns (`delivery.brokers.claim_order`). Low-water marks keep a claim short. They are hints, so the
+turns (`delivery.brokers.claim_order`). One that has too many unsettled tasks is skipped
+(`delivery.brokers.credit_shares`). Low-water marks keep a claim short. They are hints, so the
 whole queue is scanned once a second. If that takes long, it is done for a two-hundredth of the
 time, but every ten seconds at least.
 """
@@ -20,6 +21,7 @@ from delivery.brokers.claim_order import (
     ClaimWatermarks,
     CommittedUntil,
 )
+from delivery.brokers.credit_shares import CreditShares
 from rooms.batching import AdaptiveLinger
 from rooms.burst_pacing import BurstPacer
 from rooms.db.notify import Channel, Notifier
@@ -85,18 +87,13 @@ class PostgresConsumer:
         poll_s: float = POLL_S,
         pacer: BurstPacer | None = None,
     ) -> None:
-        self._credit = credit
+        self._shares = CreditShares(credit=credit, max_bytes=_MAX_UNSETTLED_BYTES)
         self._claim_s = claim_s
         self._poll_s = poll_s
         self._writer = LogWriter(url, kind="worker", durable=False, isolated=False)
         self._outbox = Outbox(self._writer)
         self._wake = asyncio.Event()
         self._signals = Notifier(url, listeners={Channel.PUSH: lambda _names: self._wake.set()})
-        self._unsettled: dict[int, DeliveryTask] = {}
-        """By `id`: tasks are settled as the very objects that were handed out, and any other key
-        costs more.
-        """
-        self._unsettled_bytes = 0
         self._excluded: frozenset[SubscriptionId] = frozenset()
         self._turns = ClaimTurns(
             ClaimWatermarks[ClaimedBatch](CommittedUntil(), slack_us=START_SLACK_US)
@@ -111,6 +108,8 @@ class PostgresConsumer:
         """The last claim was full: what it left is announced by no further wake-up."""
         self._dead_workers: list[int] = []
         self._next_dead_check = 0.0
+        self._next_count = 0.0
+        """The organisations are counted then, if it matters whether there are several."""
         self._next_full_scan = 0.0
 
     @property
@@ -141,7 +140,7 @@ class PostgresConsumer:
             while True:
                 self._wake.clear()
                 started = time.monotonic()
-                limit = self._claim_limit()
+                limit = self._shares.free(_BATCH)
                 if limit <= 0:
                     await self._sleep(self._poll_s)
                     continue
@@ -164,7 +163,7 @@ class PostgresConsumer:
                         continue
                     await self._sleep(await self._run_uncancelled(self._wait_s(claim)))
                     continue
-                self._track(claim.tasks)
+                self._shares.add(claim.tasks, claim.organisations)
                 took_s = time.monotonic() - started
                 yield claim.tasks
                 await self._pause(claim, linger.next_delay_s(len(claim.tasks), started), took_s)
@@ -191,26 +190,18 @@ class PostgresConsumer:
     def _backlog_rest_s(self, now_s: float) -> float:
         return self._backlog_rests_until - now_s if self._turns.has_backlog else 0.0
 
-    def _claim_limit(self) -> int:
-        limit = min(_BATCH, self._credit - len(self._unsettled))
-        if self._unsettled:
-            limit = min(
-                limit,
-                (_MAX_UNSETTLED_BYTES - self._unsettled_bytes)
-                * len(self._unsettled)
-                // max(1, self._unsettled_bytes),
-            )
-        return limit
-
     async def _claim(self, limit: int, now: float) -> ClaimedBatch:
         full_scan = now >= self._next_full_scan
         if now >= self._next_dead_check:
             self._next_dead_check = now + self._poll_s
             known, self._dead_workers = self._dead_workers, await self._outbox.dead_workers()
-            if self._turns.has_backlog:
-                several = await self._outbox.has_several_organisations()
-                self._turns.has_several_organisations = several
             full_scan = full_scan or not set(self._dead_workers) <= set(known)
+        if now >= self._next_count and (self._turns.has_backlog or self._shares.is_short(limit)):
+            self._next_count = now + self._poll_s
+            several = await self._outbox.has_several_organisations()
+            self._turns.has_several_organisations = self._shares.is_shared = several
+        resting = self._turns.resting = self._shares.over_share()
+        limit = self._shares.free_for_each(limit)
         if full_scan:
             turn = self._turns.scan_all()
         elif self._backlog_rest_s(now) > 0:
@@ -222,15 +213,16 @@ class PostgresConsumer:
             if turn.organisation is not None and self._pacer.is_pacing:
                 limit = min(limit, _PACED_BATCH)
         excluded = self._excluded
+        resting = resting.difference(turn.excluded)
         claim = await self._outbox.claim(
             limit=limit,
             claim_s=self._claim_s,
             deadline=now + self._claim_s,
             now_ms=time.time_ns() // 1_000_000,
-            watermarks_us=turn.watermarks.lower_bounds(excluded),
+            watermarks_us=turn.watermarks.lower_bounds(excluded | resting),
             dead_workers=self._dead_workers,
             excluded=excluded.union(turn.excluded_subscriptions),
-            excluded_organisations=turn.excluded,
+            excluded_organisations=[*turn.excluded, *resting],
             ended=turn.ended,
         )
         if claim.row_count >= _MIN_BATCH:
@@ -258,8 +250,8 @@ class PostgresConsumer:
             OUTAGES.record_failure(exc, _LOOK_OUTAGE)
             return self._poll_s
         OUTAGES.record_success(_LOOK_OUTAGE)
-        # What comes due next may belong to a busy lane: do not claim for each of its tasks.
-        least = _MIN_WAIT_S if self._excluded else 0.0
+        # What comes due next may be skipped: do not claim for each of its tasks.
+        least = _MIN_WAIT_S if self._excluded or self._turns.resting else 0.0
         return self._poll_s if due is None else min(max(due, least), self._poll_s)
 
     async def _sleep(self, seconds: float) -> None:
@@ -299,31 +291,25 @@ class PostgresConsumer:
     async def discard(self, messages: Sequence[MalformedMessage]) -> None:
         """Do nothing: there are no malformed messages."""
 
-    def _track(self, copies: Sequence[DeliveryTask]) -> None:
-        unsettled = self._unsettled
-        for copy in copies:
-            unsettled[id(copy)] = copy
-            self._unsettled_bytes += len(copy.payload)
-
     async def settle(self, copies: Sequence[DeliveryTask]) -> None:
         """Return the credit; the outcome has removed the outbox rows."""
         self.forget(copies)
 
     def forget(self, copies: Sequence[DeliveryTask]) -> None:
         """Return the credit; rows that are still there are claimed again when the claims end."""
-        if self._claim_limit() <= 0:
+        if self._shares.free(_BATCH) <= 0:
             self._wake.set()
-        unsettled = self._unsettled
-        for copy in copies:
-            if unsettled.pop(id(copy), None) is not None:
-                self._unsettled_bytes -= len(copy.payload)
+        self._shares.discard(copies)
+        resting = self._turns.resting
+        if resting and resting - self._shares.over_share():
+            self._wake.set()
 
     async def release(self, copies: Sequence[DeliveryTask]) -> None:
         """Release tasks unchanged and at once."""
         # An expired claim may be another worker's by now, or a later one of this worker. One of an
         # earlier session has ended with that.
         now = time.monotonic()
-        held = [one for one in copies if id(one) in self._unsettled and one.deadline > now]
+        held = [one for one in copies if one in self._shares and one.deadline > now]
         self.forget(copies)
         with _translate_errors():
             await self._outbox.release(held)

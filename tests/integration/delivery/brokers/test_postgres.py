@@ -470,7 +470,7 @@ async def test_claims_that_end_with_their_worker_are_counted(installation: Insta
         await installation.gone("rooms worker")
     async with PostgresConsumer(installation.url, credit=10, claim_s=60) as consumer:
         (taken,) = (await consumer._claim(10, time.monotonic())).tasks
-        consumer._track([taken])
+        consumer._shares.add([taken], {})
         await consumer.release([taken])
         (again,) = (await consumer._claim(10, time.monotonic())).tasks
         assert (taken.crash_count, again.crash_count) == (3, 3)
@@ -567,6 +567,111 @@ async def test_a_burst_of_one_organisation_keeps_no_other_waiting(
             if len(seen) == 5:
                 assert [batch.count(small) for batch in seen] == [0, 3, 0, 2, 0]
     assert sum(batch.count(small) for batch in seen) == 5
+
+
+async def test_tasks_without_outcomes_leave_credit_to_other_organisations(
+    installation: Installation,
+) -> None:
+    """Two webhooks of an organisation hang in all their slots, and have more than the credit."""
+    hanging = [await installation.subscribe() for _ in range(2)]
+    free = await installation.subscribe()
+    await other_organisation(installation, free)
+    for subscription in hanging:
+        await installation.publish_many(subscription, 4, due=ago(60))
+    consumer = PostgresConsumer(installation.url, credit=8, claim_s=60, poll_s=0.1)
+    async with batches(consumer) as found, Notifier(installation.url, listeners={}) as signals:
+        taken = await anext(found)
+        assert len(taken) == 4
+        claiming = asyncio.ensure_future(anext(found))
+        await asyncio.sleep(0.3)
+        assert not claiming.done(), "no further one of that organisation"
+        for _ in range(3):
+            await installation.publish_many(free, 1, due=ago(0))
+            signals.notify(Channel.PUSH)
+            async with asyncio.timeout(1.0):
+                batch = await claiming
+            assert [task.subscription_id for task in batch] == [free]
+            await consumer.settle(batch)
+            claiming = asyncio.ensure_future(anext(found))
+        assert not claiming.done()
+        await installation.rows("DELETE FROM outbox WHERE id = ANY (%s::uuid[])", deliveries(taken))
+        await consumer.settle(taken)
+        left = list(await claiming)
+        while len(left) < 4:
+            left += await anext(found)
+        assert {task.subscription_id for task in left} <= set(hanging)
+
+
+async def test_large_tasks_without_outcomes_leave_memory_to_other_organisations(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "_MAX_UNSETTLED_BYTES", 100_000)
+    monkeypatch.setattr(postgres, "_BATCH", 5)
+    large, free = await installation.subscribe(), await installation.subscribe()
+    await other_organisation(installation, free)
+    for _ in range(20):
+        copies = await installation.publish(large, payload=b'"%b"' % (b"x" * 10_000))
+        await installation.queue(*copies)
+    consumer = PostgresConsumer(installation.url, credit=10_000, claim_s=60, poll_s=0.1)
+    async with batches(consumer) as found, Notifier(installation.url, listeners={}) as signals:
+        assert len(await anext(found)) == 5
+        claiming = asyncio.ensure_future(anext(found))
+        await asyncio.sleep(0.3)
+        assert not claiming.done()
+        await installation.publish_many(free, 1, due=ago(0))
+        signals.notify(Channel.PUSH)
+        async with asyncio.timeout(1.0):
+            assert [task.subscription_id for task in await claiming] == [free]
+
+
+async def test_an_organisation_over_its_share_that_takes_turns_is_skipped_without_pause_for_others(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turns are left out, and none of its rows is passed over for good."""
+    monkeypatch.setattr(postgres, "_BATCH", 4)
+    bulk, free = await installation.subscribe(), await installation.subscribe()
+    await other_organisation(installation, free)
+    await installation.publish_many(bulk, 40, due=ago(60))
+    consumer = PostgresConsumer(installation.url, credit=32, claim_s=60, poll_s=600)
+    claims = 0
+    real = consumer._outbox.claim
+
+    async def claim(**options: Any) -> ClaimedBatch:
+        nonlocal claims
+        claims += 1
+        return await real(**options)
+
+    monkeypatch.setattr(consumer._outbox, "claim", claim)
+    done: list[str] = []
+    async with batches(consumer) as found, Notifier(installation.url, listeners={}) as signals:
+        taken: list[DeliveryTask] = []
+        while len(taken) < 14:
+            taken += await anext(found)
+        before = claims
+        claiming = asyncio.ensure_future(anext(found))
+        await asyncio.sleep(0.3)
+        assert not claiming.done()
+        assert claims <= before + 3, "it does not claim again and again in vain"
+        await installation.publish_many(free, 1, due=ago(0))
+        signals.notify(Channel.PUSH)
+        async with asyncio.timeout(1.0):
+            assert [task.subscription_id for task in await claiming] == [free]
+        while len(done) < 40:
+            await installation.rows(
+                "DELETE FROM outbox WHERE id = ANY (%s::uuid[])", deliveries(taken)
+            )
+            done += deliveries(taken)
+            await consumer.settle(taken)
+            if len(done) < 40:
+                taken = list(await anext(found))
+    assert len(set(done)) == 40
+
+
+async def test_a_lone_organisation_may_use_all_of_the_credit(installation: Installation) -> None:
+    await installation.publish_many(await installation.subscribe(), 10, due=ago(60))
+    consumer = PostgresConsumer(installation.url, credit=8, claim_s=60, poll_s=0.1)
+    async with batches(consumer) as found:
+        assert len(await anext(found)) == 8
 
 
 @pytest.mark.parametrize("status", ["deleted", "terminated"])

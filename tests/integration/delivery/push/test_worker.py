@@ -888,10 +888,10 @@ async def test_event_items_return_the_memory_that_their_payloads_took(
         assert isinstance(consumer, PostgresConsumer)
 
         async def settled() -> bool:
-            return not consumer._unsettled
+            return not len(consumer._shares)
 
         await until(settled, "the last ones to be settled")
-        assert consumer._unsettled_bytes == 0
+        assert consumer._shares._bytes == 0
 
 
 async def test_changed_settings_affect_only_their_room(

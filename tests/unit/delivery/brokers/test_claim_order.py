@@ -200,14 +200,15 @@ class Queue:
     def claim(self) -> list[str]:
         """Claim as the consumer does, and return the owner of each row."""
         turn = self.turns.next()
-        low = turn.watermarks.lower_bounds(self.excluded)[PRIORITIES - 1 - 4]
+        resting = self.turns.resting.difference(turn.excluded)
+        low = turn.watermarks.lower_bounds(self.excluded | resting)[PRIORITIES - 1 - 4]
         taken = [
             (due, owner)
             for due, owner in sorted(self.rows)
             if (
                 owner not in turn.ended
                 if owner in self.ended
-                else organisation_of(owner) not in turn.excluded
+                else organisation_of(owner) not in {*turn.excluded, *resting}
             )
             and owner not in turn.excluded_subscriptions
             and owner not in self.excluded
@@ -433,6 +434,41 @@ def test_what_deleted_subscriptions_have_is_taken_in_the_end(
     assert queue.rows == []
     assert not queue.turns.has_backlog
     assert queue.turns.next_of_others().ended == ()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_organisations_that_rest_get_nothing_and_lose_nothing(seed: int) -> None:
+    chosen = random.Random(seed)
+    queue = Queue(turns(), chosen.choice([3, 10]), [])
+    owners = ["one/a", "one/b", "two/a", "three/a"]
+    for _ in range(200):
+        queue.add(chosen.choice(owners[: chosen.randint(1, 4)]), chosen.randint(0, 6))
+        if chosen.random() < 0.2:
+            queue.turns.resting = frozenset(
+                OrganisationId(name) for name in ("one", "two", "three") if chosen.random() < 0.4
+            )
+        if chosen.random() < 0.02:
+            queue.turns.scan_all()
+        resting = queue.turns.resting
+        assert not {organisation_of(owner) for owner in queue.claim()} & resting
+    queue.turns.resting = frozenset()
+    idle = 0
+    while idle < 12:
+        idle = 0 if queue.claim() else idle + 1
+    assert queue.rows == []
+    assert not queue.turns.has_backlog
+
+
+def test_a_backlog_that_rests_asks_for_no_claim() -> None:
+    queue = Queue(turns(), 10, [])
+    queue.add("one", 30)
+    queue.claim()
+    assert queue.turns.is_backlogged(OrganisationId("one"))
+    queue.turns.resting = frozenset({OrganisationId("one")})
+    assert not queue.turns.has_backlog
+    assert queue.turns.next_backlogged() is None
+    queue.turns.has_several_organisations = False
+    assert queue.turns.next().organisation is None
 
 
 def test_a_row_whose_subscription_is_gone_has_no_owner() -> None:

@@ -1,0 +1,159 @@
+"""Share a consumer's credit between organisations, so that none takes all of it.
+
+Tasks of an endpoint that hangs keep their credit until the time-out. With thousands of such
+webhooks one organisation could use up the credit of each worker, and nothing of others would be
+claimed meanwhile. So an organisation gets no more once it has as much as is free. That is half of
+the credit if it is the only one, a third if there are two such, and so on. Others find some left.
+
+The same holds for bytes.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from rooms.domain.delivery_task import DeliveryTask
+from rooms.domain.ids import OrganisationId, SubscriptionId
+
+_MARGIN: Final = 16
+"""A share ends a part of the credit before it is all that is free, so that no claim is small."""
+
+
+class _Use:
+    """Count what an organisation has (None: subscriptions whose rows are gone)."""
+
+    __slots__ = ("count", "organisation", "size")
+
+    def __init__(self, organisation: OrganisationId | None) -> None:
+        self.organisation = organisation
+        self.count = 0
+        self.size = 0
+
+
+class CreditShares:
+    """Count unsettled tasks and their bytes, and find the organisations with too many of them.
+
+    Tasks are known as the very objects that were added: any other key costs more.
+    """
+
+    def __init__(self, *, credit: int, max_bytes: int, overhead_bytes: int = 0) -> None:
+        """Share so many tasks and bytes; a task counts for its payload and `overhead_bytes`."""
+        self._credit = credit
+        self._max_bytes = max_bytes
+        self._overhead_bytes = overhead_bytes
+        self._margin, self._margin_bytes = credit // _MARGIN, max_bytes // _MARGIN
+        self._unsettled: dict[int, tuple[DeliveryTask, _Use]] = {}
+        self._uses: dict[OrganisationId | None, _Use] = {}
+        self._bytes = 0
+        self._over: frozenset[OrganisationId] = frozenset()
+        self.is_shared = True
+        """False: there is no other organisation for which something must be left."""
+
+    def __len__(self) -> int:
+        return len(self._unsettled)
+
+    def __contains__(self, task: DeliveryTask) -> bool:
+        return id(task) in self._unsettled
+
+    def add(
+        self, tasks: Iterable[DeliveryTask], owners: Mapping[SubscriptionId, OrganisationId]
+    ) -> None:
+        """Count tasks, each for the owner of its subscription."""
+        unsettled, uses, overhead = self._unsettled, self._uses, self._overhead_bytes
+        for task in tasks:
+            organisation = owners.get(task.subscription_id)
+            use = uses.get(organisation)
+            if use is None:
+                use = uses[organisation] = _Use(organisation)
+            unsettled[id(task)] = task, use
+            size = len(task.payload) + overhead
+            use.count += 1
+            use.size += size
+            self._bytes += size
+
+    def discard(self, tasks: Iterable[DeliveryTask]) -> None:
+        """Count tasks no longer; those that are not counted change nothing."""
+        unsettled, overhead = self._unsettled, self._overhead_bytes
+        for task in tasks:
+            found = unsettled.pop(id(task), None)
+            if found is None:
+                continue
+            use = found[1]
+            size = len(task.payload) + overhead
+            use.count -= 1
+            use.size -= size
+            self._bytes -= size
+            if not use.count:
+                del self._uses[use.organisation]
+
+    def free(self, most: int) -> int:
+        """Return how many tasks of the usual size may come, at most `most`."""
+        limit = min(most, self._credit - len(self._unsettled))
+        if self._unsettled:
+            limit = min(limit, self._as_tasks(self._max_bytes - self._bytes))
+        return limit
+
+    def _as_tasks(self, size: int) -> int:
+        return size * len(self._unsettled) // max(1, self._bytes)
+
+    def is_short(self, most: int) -> bool:
+        """Return whether an organisation may be over its share, or get there with `most` more."""
+        return bool(self._over) or self._is_short(self.free(most))
+
+    def _is_short(self, limit: int) -> bool:
+        count, size = len(self._unsettled), self._bytes
+        spare, spare_bytes = self._credit - 2 * count, self._max_bytes - 2 * size
+        return (
+            spare <= self._margin
+            or spare < 2 * limit
+            or spare_bytes <= self._margin_bytes
+            or (count > 0 and self._as_tasks(spare_bytes) < 2 * limit)
+        )
+
+    def over_share(self) -> frozenset[OrganisationId]:
+        """Return the organisations that get nothing now, as they have about as much as is free.
+
+        They stay among these until they have a quarter less than that. Else each task that ends
+        would bring a claim for the next one.
+        """
+        if not self.is_shared or not (self._over or self._is_short(0)):
+            self._over = frozenset()
+            return self._over
+        free, free_bytes = self._credit - len(self._unsettled), self._max_bytes - self._bytes
+        margin, margin_bytes = (
+            min(self._margin, free // 4),
+            min(self._margin_bytes, free_bytes // 4),
+        )
+        before = self._over
+        self._over = frozenset(
+            known
+            for known, use in self._uses.items()
+            if known is not None
+            and (
+                use.count + margin >= free
+                or use.size + margin_bytes >= free_bytes
+                or (known in before and (4 * use.count > 3 * free or 4 * use.size > 3 * free_bytes))
+            )
+        )
+        return self._over
+
+    def free_for_each(self, most: int) -> int:
+        """Return the same as `free`, if all that comes may be one organisation's.
+
+        It is one that is not over its share, and is not after that either.
+        """
+        limit = self.free(most)
+        if not self.is_shared or limit <= 1 or not self._is_short(limit):
+            return limit
+        within = [
+            use
+            for known, use in self._uses.items()
+            if known is not None and known not in self._over
+        ]
+        free = self._credit - len(self._unsettled) - max((use.count for use in within), default=0)
+        limit = min(limit, max(1, free // 2))
+        if self._unsettled:
+            free_bytes = (
+                self._max_bytes - self._bytes - max((use.size for use in within), default=0)
+            )
+            limit = min(limit, max(1, self._as_tasks(free_bytes) // 2))
+        return limit
