@@ -26,6 +26,7 @@ MAX_DELIVERED_BYTES: Final = (
     + MAX_DELIVERED_HEADERS * HEADER_OVERHEAD
 )
 """Most bytes of all headers that filters and subscribers get."""
+_SEPARATOR: Final = re.compile("[^a-z0-9]")
 _OWN: Final = re.compile(
     r"content-.*|webhook-.*|rooms-.*|ce-.*|proxy-.*|host|connection|keep-alive|transfer-encoding"
     r"|te|trailer|upgrade|authorization|expect|accept-encoding|cookie|set-cookie|date|user-agent",
@@ -58,9 +59,10 @@ Those of RFC 7239 and RFC 9440, and of products as far as they are known.
 def header_key(name: str) -> str:
     """Return what names of one header have in common.
 
-    Names ignore case, and servers that follow CGI take `_` for `-`.
+    Names ignore case. Servers that follow CGI take `_` for `-`, and some of them every character
+    that is no letter or digit.
     """
-    return name.lower().replace("_", "-")
+    return _SEPARATOR.sub("-", name.lower())
 
 
 def is_reserved(key: str) -> bool:
@@ -74,4 +76,5 @@ def is_withheld(name: str) -> bool:
     Names of Rooms as they are written pass: the publisher's signature is stored with them.
     """
     key = header_key(name)
-    return _IDENTITY.fullmatch(key) is not None or ("_" in name and _OWN.fullmatch(key) is not None)
+    is_own = _OWN.fullmatch(key) is not None and key != name.lower()
+    return is_own or _IDENTITY.fullmatch(key) is not None

@@ -50,6 +50,16 @@ def test_what_belongs_to_rooms_is_reserved_in_any_writing(name: str) -> None:
     assert is_withheld(name.replace("-", "_")) == ("-" in name)
 
 
+@pytest.mark.parametrize("separator", "!#$%&'*+.^`|~_")
+def test_no_other_separator_makes_a_name_free(separator: str) -> None:
+    """Some servers pass all of them on to programs as the same character."""
+    for name in ("X-Forwarded-For", "X-GovStack-Client", "Webhook-Signature", "Rooms-Publisher"):
+        spelt = name.replace("-", separator)
+        assert is_reserved(header_key(spelt))
+        assert is_withheld(spelt)
+        assert header_key(spelt) == header_key(name)
+
+
 @pytest.mark.parametrize("name", FREE)
 def test_other_names_are_free(name: str) -> None:
     assert not is_reserved(header_key(name))
