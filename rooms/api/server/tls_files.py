@@ -2,13 +2,15 @@
 
 import re
 import ssl
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from rooms.api.client_identity import Revoked
 from rooms.errors import RoomsError
@@ -102,7 +104,7 @@ def load_tls(files: TlsFiles) -> LoadedTls:
     if files.client_ca is not None:
         authorities = _load_authorities(context, files.client_ca, required=files.required)
     if files.client_crl is not None:
-        lists = _load_lists(context, files.client_crl)
+        lists = _load_lists(context, files.client_crl, authorities)
     return LoadedTls(
         context=context,
         not_after=certificate.not_valid_after_utc,
@@ -124,19 +126,45 @@ def _load_authorities(context: ssl.SSLContext, path: Path, *, required: bool) ->
     return content
 
 
-def _load_lists(context: ssl.SSLContext, path: Path) -> RevocationLists:
-    content = _read("ROOMS_TLS_CLIENT_CRL", path)
+def _load_lists(context: ssl.SSLContext, path: Path, authorities: bytes) -> RevocationLists:
+    """Load the lists of a file, and nothing else that it contains.
+
+    OpenSSL would trust each certificate in it, and such files come by plain HTTP.
+    """
+    texts = _CRL.findall(_read("ROOMS_TLS_CLIENT_CRL", path))
     try:
-        lists = [x509.load_pem_x509_crl(text) for text in _CRL.findall(content)]
+        lists = [x509.load_pem_x509_crl(text) for text in texts]
         if not lists:
             raise ValueError("it contains no X509 CRL in PEM")
-        context.load_verify_locations(cafile=path)
+        _check_signatures(lists, x509.load_pem_x509_certificates(authorities))
+        with tempfile.NamedTemporaryFile() as only_lists:
+            only_lists.write(b"\n".join(texts))
+            only_lists.flush()
+            context.load_verify_locations(cafile=only_lists.name)
         ends = [one.next_update_utc for one in lists if one.next_update_utc is not None]
         found = RevocationLists(_revoked(lists), min(ends, default=None))
     except (ssl.SSLError, OSError, ValueError) as exc:
         raise _unusable("ROOMS_TLS_CLIENT_CRL", path, exc) from exc
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return found
+
+
+def _check_signatures(
+    lists: Iterable[x509.CertificateRevocationList], authorities: Sequence[x509.Certificate]
+) -> None:
+    """Raise ValueError for a list of one of these authorities that none of them has signed."""
+    for one in lists:
+        issuers = [known for known in authorities if known.subject == one.issuer]
+        if issuers and not any(_is_signed_by(one, known) for known in issuers):
+            raise ValueError(f"its list of {one.issuer.rfc4514_string()} has a wrong signature")
+
+
+def _is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+    try:
+        # Of another type of key it is a TypeError.
+        return found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+    except (TypeError, UnsupportedAlgorithm):
+        return False
 
 
 def _revoked(lists: Iterable[x509.CertificateRevocationList]) -> Revoked:

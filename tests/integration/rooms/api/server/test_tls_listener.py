@@ -119,6 +119,39 @@ async def test_without_a_fresh_list_no_certificate_is_accepted(tmp_path: Path, l
         assert await status(place, place.context()) == 202
 
 
+async def test_a_certificate_among_the_lists_is_not_trusted(tmp_path: Path) -> None:
+    """Lists come by plain HTTP, as they are signed."""
+    members, other = ClientCertificateAuthority(), ClientCertificateAuthority("others")
+    crl = members.revocation_list() + other.revocation_list() + other.pem
+    async with tls_served(tmp_path, members=members, crl=crl) as place:
+        assert await refused(place, place.context(other.issue())) == "untrusted"
+        assert await status(place, place.context(members.issue())) == 202
+
+
+async def test_a_list_with_a_wrong_signature_is_refused(tmp_path: Path) -> None:
+    """It would end the connections of others' certificates."""
+    members, forger = ClientCertificateAuthority(), ClientCertificateAuthority()
+    good = members.issue()
+    async with tls_served(tmp_path, members=members, crl=members.revocation_list()) as place:
+        context = place.context(good)
+        async with tls_connected(place, context) as (reader, writer):
+            seen = len(place.reports)
+            (tmp_path / "crl.pem").write_bytes(forger.revocation_list(good))
+            await until(lambda: len(place.reports) > seen)
+            assert place.reports[-1] is None
+            writer.write(post(PUBLISH))
+            assert (await answer_from(reader))[0].startswith(b"HTTP/1.1 202")
+        assert await status(place, context) == 202
+        files = TlsFiles(
+            cert=tmp_path / "chain.pem",
+            key=tmp_path / "key.pem",
+            client_ca=tmp_path / "members.pem",
+            client_crl=tmp_path / "crl.pem",
+        )
+        with pytest.raises(TlsFileError, match="has a wrong signature"):
+            load_tls(files)
+
+
 async def test_versions_before_1_2_are_refused(tmp_path: Path) -> None:
     async with tls_served(tmp_path) as place:
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
