@@ -23,6 +23,7 @@ _NODE: Final = re.compile(
 )
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_\-$]{1,31}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
+_ESCAPES: Final = "in a password write / as %2F, ? as %3F and @ as %40"
 _INTEGER: Final = re.compile("[0-9]{1,9}")
 
 
@@ -255,16 +256,21 @@ class _UrlReader:
         self.given = dict(pairs)
         if len(self.given) != len(pairs):
             self.problems.append("has a parameter twice")
-        if unknown := sorted(set(self.given) - spec.parameters):
+        self._hides_nodes = "@" in url
+        """What would be the nodes may be a part of the password."""
+        if "@" in query:
+            self.problems.append(f"has an @ after its ?; {_ESCAPES}")
+        elif unknown := sorted(set(self.given) - spec.parameters):
             self.problems.append(
                 f"has the unknown parameter {', '.join(unknown)};"
                 f" valid here: {', '.join(sorted(spec.parameters))}"
             )
 
-    @staticmethod
-    def split_login(authority: str) -> tuple[tuple[str, str] | None, str]:
+    def split_login(self, authority: str) -> tuple[tuple[str, str] | None, str]:
         """Return user and password (None: there is no @) and the rest."""
         login, at, rest = authority.rpartition("@")
+        if at:
+            self._hides_nodes = False
         user, _, password = login.partition(":")
         return (unquote(user), unquote(password)) if at else None, rest
 
@@ -277,7 +283,9 @@ class _UrlReader:
             number = int(found["port"] or port) if found else 0
             if found is None or not 0 < number <= _MAX_PORT:
                 self.problems.append(
-                    f"has no HOST:PORT in {node!r};"
+                    f"has no HOST:PORT before a / or ?; {_ESCAPES}"
+                    if self._hides_nodes
+                    else f"has no HOST:PORT in {node!r};"
                     f" {self._spec.nodes} are listed as a:{port},b:{port}"
                 )
             else:

@@ -266,6 +266,16 @@ def test_every_problem_of_a_zookeeper_url_is_reported(url: str, expected: str) -
     assert expected in found
 
 
+@pytest.mark.parametrize("character", "?/,#@:")
+@pytest.mark.parametrize("scheme", ["stomp", "aerospike", "zookeeper"])
+def test_no_problem_of_a_url_shows_a_part_of_its_password(scheme: str, character: str) -> None:
+    url = f"{scheme}://rooms:s3cr{character}etPW@broker:0/space"
+    name = {"stomp": "BROKER_URL", "aerospike": "MAGAZINE_URL", "zookeeper": "ELECTION_URL"}[scheme]
+    texts = problems(**{name: url})
+    assert texts
+    assert not any(part in text for text in texts for part in ("s3cr", "etPW"))
+
+
 def test_a_broker_and_its_backups_by_stomp(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("")
