@@ -256,8 +256,8 @@ class _UrlReader:
         self.given = dict(pairs)
         if len(self.given) != len(pairs):
             self.problems.append("has a parameter twice")
+        # Without a login before them, what would be the nodes may be a part of the password.
         self._hides_nodes = "@" in url
-        """What would be the nodes may be a part of the password."""
         if "@" in query:
             self.problems.append(f"has an @ after its ?; {_ESCAPES}")
         elif unknown := sorted(set(self.given) - spec.parameters):
