@@ -12,6 +12,7 @@ from rooms.api.client_identity import STATE_KEY, ClientCertificate
 from rooms.api.errors import render
 from rooms.api.params import parse_room
 from rooms.db.authentication import ClientAddress
+from rooms.domain.ids import OrganisationId
 from rooms.domain.principal import Principal
 from rooms.domain.state_machine import Scope
 from rooms.errors import MalformedError, NotFoundError, RoomsError, TooLargeError
@@ -24,23 +25,15 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 Authenticate = Callable[
-    [
-        Mapping[bytes, bytes],
-        tuple[Scope, ...],
-        ClientAddress | None,
-        ClientCertificate | None,
-    ],
+    [Mapping[bytes, bytes], tuple[Scope, ...], ClientAddress | None, ClientCertificate | None],
     Awaitable[Principal],
 ]
 AuthenticateCached = Callable[
-    [
-        Mapping[bytes, bytes],
-        tuple[Scope, ...],
-        ClientAddress | None,
-        ClientCertificate | None,
-    ],
+    [Mapping[bytes, bytes], tuple[Scope, ...], ClientAddress | None, ClientCertificate | None],
     Principal | None,
 ]
+EnterShare = Callable[[OrganisationId], None]
+"""Counts the transactions of the task for an organisation."""
 WaitDisconnect = Callable[[], Awaitable[object]]
 """Returns when the client has disconnected."""
 RouteHandler = Callable[
@@ -137,10 +130,12 @@ class FastRoutes:
         max_body_bytes: int,
         max_single_body_bytes: int | None = None,
         stream_api: StreamApi | None = None,
+        enter_share: EnterShare = lambda _: None,
     ) -> None:
         """`max_single_body_bytes`: of all but batches, whose bodies are decoded at once, too.
 
-        `authenticate_cached`: as `authenticate`; None: that has to be asked.
+        `authenticate_cached`: as `authenticate`; None: that has to be asked. `enter_share`: called
+        before what publishing may look up.
         """
         single = max_single_body_bytes or max_body_bytes
         self._app = app
@@ -148,6 +143,7 @@ class FastRoutes:
         self._authenticate = authenticate
         self._authenticate_cached = authenticate_cached
         self._publisher = publisher
+        self._enter_share = enter_share
         self.max_body_bytes = max_body_bytes
         self._publish_route = FastRoute(_PUBLISH_SCOPES, self._publish, single)
         self._routes: dict[tuple[str, str], FastRoute] = {
@@ -352,11 +348,13 @@ class FastRoutes:
     async def _publish(
         self, principal: Principal, identity: str, body: bytes, key: str | None, _: WaitDisconnect
     ) -> PublishResult:
+        self._enter_share(principal.organisation_id)
         return await self._publisher.publish(principal, parse_room(identity), body, key)
 
     async def _publish_batch(
         self, principal: Principal, identity: str, body: bytes, key: str | None, _: WaitDisconnect
     ) -> PublishResult:
+        self._enter_share(principal.organisation_id)
         return await self._publisher.publish_batch(principal, parse_room(identity), body, key)
 
 

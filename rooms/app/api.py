@@ -246,6 +246,7 @@ def put_fast_routes_before(app: App, services: ApiServices) -> App:
         max_body_bytes=services.settings.max_body_bytes,
         max_single_body_bytes=services.settings.max_resource_body_bytes,
         stream_api=StreamTransport(services.pull_service, services.metrics),
+        enter_share=services.shares.enter,
     )
 
 

@@ -369,9 +369,6 @@ class ConnectionShare:
             yield
 
 
-_current: ContextVar[ConnectionShare | None] = ContextVar("connection_share", default=None)
-
-
 class ConnectionShares:
     """Give each organisation a share of `limit` connections."""
 
@@ -392,23 +389,35 @@ class ConnectionShares:
         _current.set(None)
 
     def enter(self, organisation: OrganisationId) -> None:
-        """Count the transactions of this task as those of an organisation from now on."""
+        """Count the transactions of this task as those of an organisation from now on.
+
+        Each publish that has a task does, and few have a transaction.
+        """
+        _current.set((self, organisation))
+
+    def of(self, organisation: OrganisationId) -> ConnectionShare:
+        """Return the share of an organisation, which exists while it is in use or waited for."""
         share = self._shares.get(organisation)
         if share is None:
             share = ConnectionShare(self._limit, self._wait_s, self._on_refusal, self._all_shares)
             self._shares[organisation] = share
-        _current.set(share)
+        return share
+
+
+_current: ContextVar[tuple[ConnectionShares, OrganisationId] | None] = ContextVar(
+    "connection_share", default=None
+)
 
 
 @contextmanager
 def without_share() -> Iterator[None]:
     """Count no transaction of the block for an organisation: its result is for all of them."""
-    share = _current.get()
+    entered = _current.get()
     _current.set(None)
     try:
         yield
     finally:
-        _current.set(share)
+        _current.set(entered)
 
 
 @asynccontextmanager
@@ -417,17 +426,18 @@ async def hold_share() -> AsyncIterator[None]:
 
     A transaction within another one uses no further part, or the two could wait for each other.
     """
-    share = _current.get()
-    if share is None:
+    entered = _current.get()
+    if entered is None:
         yield
         return
-    async with share.hold():
+    shares, organisation = entered
+    async with shares.of(organisation).hold():
         _current.set(None)
         try:
             yield
         finally:
             # A generator may be closed in another context, where a token would not be valid.
-            _current.set(share)
+            _current.set(entered)
 
 
 async def wait_for_share(

@@ -1,14 +1,22 @@
 """Test that one organisation's slow queries leave connections and time to all others."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
+import pytest
 
+from rooms.app.api import put_fast_routes_before
 from rooms.db.connection import open_connection
+from rooms.evidence.jose import generate_key
+from rooms.evidence.message_signature import MessageIdentity, sign_message
 from tests.integration.rooms.api.conftest import Api, open_api
 from tests.support.installation import until
+
+if TYPE_CHECKING:
+    from rooms.api.fast_routes import App
 
 POOL = 8
 """Connections of the API under test."""
@@ -152,3 +160,60 @@ async def test_many_changes_of_deliveries_delay_no_other_organisation(database: 
             "SELECT room_id FROM log_entries WHERE kind = 'restored' ORDER BY writer_id, writer_seq"
         )
         assert [room for (room,) in order].index(rooms["stranger"]) <= 2, order
+
+
+def wrong_publishes(room: int, organisation: str, looked_up: str) -> Iterator[dict[str, Any]]:
+    """Yield requests that a hot route refuses after it looked something up."""
+    wrong = {"event_type": "unknown", "payload": 1}
+    for number in range(2 * POOL):
+        match looked_up:
+            case "idempotency_keys":
+                yield {"headers": {"Idempotency-Key": f"key-{number}"}, "json": {}}
+            case "message_ids":
+                yield {"json": {**wrong, "id": f"id-{number}"}}
+            case _:
+                identity = MessageIdentity(
+                    publisher=organisation, room=room, event_type="made", version=1, id="one"
+                )
+                signed = {"event_type": "made", "version": 1, "id": "one", "payload": 1}
+                signature = sign_message(generate_key("EdDSA"), identity, b"1")
+                yield {"json": {**signed, "signature": signature}}
+
+
+@pytest.mark.parametrize("table", ["idempotency_keys", "message_ids", "signing_keys"])
+async def test_what_publishing_looks_up_takes_no_more_than_the_share(
+    database: str, table: str
+) -> None:
+    """The hot routes are asked, ahead of the guard that enters a share."""
+    async with open_api(database, ROOMS_ORGANISATION_QUERIES=str(SHARE)) as api:
+        room = (await api.room())["id"]
+        await api.made(f"/rooms/{room}/event-types", {"name": "made"})
+        ((organisation,),) = await api.sql(
+            "SELECT id::text FROM organisations WHERE name = 'default'"
+        )
+        front = put_fast_routes_before(cast("App", api.app), api.services)
+        transport = httpx.ASGITransport(cast("Any", front))
+        async with httpx.AsyncClient(transport=transport, base_url="http://rooms.test") as http:
+
+            def publish(request: dict[str, Any]) -> asyncio.Task[httpx.Response]:
+                headers = {"Authorization": f"Bearer {api.keys['publish']}"}
+                request["headers"] = {**headers, **request.get("headers", {})}
+                path = f"/v1/rooms/{room}/messages"
+                return asyncio.create_task(http.post(path, **request))
+
+            async with (
+                open_connection(api.url, name="lock") as connection,
+                connection.transaction(),
+            ):
+                await connection.execute(f"LOCK TABLE {table}")
+                api.services.shares.leave()  # The calls above were made in this task.
+                publishes = [
+                    publish(request) for request in wrong_publishes(room, organisation, table)
+                ]
+                async with asyncio.timeout(PATIENCE_S):
+                    await until(lambda: share_waits(api), "look-ups that wait for the lock")
+                    for path in ("/rooms", "/keys", "/jobs"):
+                        assert (await api.call("GET", path, "stranger")).status_code == 200
+                assert await waiting(api) == SHARE
+            answers = await asyncio.gather(*publishes)
+        assert {one.status_code for one in answers} == {422}
