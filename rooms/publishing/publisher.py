@@ -139,7 +139,11 @@ class Publisher:
             or table.has_costly_checks
             or (
                 quotas is not None
-                and (principal.quotas is not None or table.quotas is not None or quotas.has_full)
+                and (
+                    principal.quotas is not None
+                    or table.quotas is not None
+                    or quotas.is_full(room_id, table.organisation_id)
+                )
             )
         ):
             return None
@@ -229,7 +233,9 @@ class Publisher:
                 if signed or (
                     quotas is not None
                     and (
-                        principal.quotas is not None or table.quotas is not None or quotas.has_full
+                        principal.quotas is not None
+                        or table.quotas is not None
+                        or quotas.is_full(room_id, table.organisation_id)
                     )
                 ):
                     return await self._publish_checked(
@@ -283,7 +289,9 @@ class Publisher:
         """
         quotas, admission = self._quotas, None
         if quotas is not None and (
-            principal.quotas is not None or table.quotas is not None or quotas.has_full
+            principal.quotas is not None
+            or table.quotas is not None
+            or quotas.is_full(table.room_id, table.organisation_id)
         ):
             try:
                 admission = await self._admit(quotas, table, principal, messages)

@@ -229,10 +229,10 @@ class QuotaKeeper:
             self._full = state.full_subjects
             self._processes = max(1, state.processes)
 
-    @property
-    def has_full(self) -> bool:
-        """Return whether an organisation or a room has as many messages as it may store."""
-        return bool(self._full)
+    def is_full(self, room: RoomId, owner: OrganisationId) -> bool:
+        """Return whether a room or its owner has as many messages as it may store."""
+        full = self._full
+        return bool(full) and (room_subject(room) in full or organisation_subject(owner) in full)
 
     def may_look_up(self, organisation: OrganisationId) -> bool:
         """Return whether it may be looked up if a refused request is a retry."""

@@ -394,6 +394,37 @@ async def test_a_full_organisation_closes_all_its_rooms(world: World) -> None:
     await refused(world, QuotaLimit.STORED_MESSAGES)
 
 
+@pytest.mark.parametrize("full", ["room", "organisation"])
+async def test_what_is_full_takes_the_fast_way_from_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """Its own publishes are refused by the ordinary way; all others still need no wait."""
+    other = House(world.data.url)
+    elsewhere = other.room()
+    other.event_type(elsewhere)
+    body = json.dumps({"event_type": TYPE, "payload": None}).encode()
+
+    async def is_fast(principal: Principal, room: RoomId) -> bool:
+        await world.desk.planner.get(room, principal.organisation_id)
+        settled: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        answer = world.desk.publisher.publish_nowait(principal, room, body, settled.set_result)
+        return answer is not None and await settled is None
+
+    assert await is_fast(world.principal, world.room)
+    world.data.run(
+        "INSERT INTO quota_stored (subject, messages, is_full, at) VALUES (%s, 1, true, now())",
+        room_subject(world.room)
+        if full == "room"
+        else organisation_subject(world.principal.organisation_id),
+    )
+    await world.keeper.sync()
+    assert not await is_fast(world.principal, world.room)
+    assert await is_fast(other.principal, elsewhere)
+    await refused(world, QuotaLimit.STORED_MESSAGES)
+    monkeypatch.setattr(world.keeper, "admit", None)  # It is not asked for others.
+    await world.desk.publisher.publish(other.principal, elsewhere, body, "key")
+
+
 async def test_counts_survive_an_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts that could not be added are added later, and limits hold meanwhile."""
     quotas = Quotas(messages_per_day=2)
