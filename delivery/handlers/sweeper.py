@@ -11,7 +11,8 @@ from delivery.handlers.known_queues import KnownQueues, in_turns
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_sideline_entry
 from delivery.handlers.outcome import SidelineReason
 from delivery.maintenance.task import ShouldContinue
-from delivery.sideline.sweeper import finish_sweep_job, sweep_magazine
+from delivery.sideline.sweep_jobs import group_jobs, run_sweep_jobs
+from delivery.sideline.sweeper import sweep_magazine
 from rooms.batching import for_each_limited
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.handler_queue import HandlerQueue
@@ -20,6 +21,7 @@ from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, StoredEntry
 from rooms.errors import (
     MagazineMissingError,
     MagazineUnavailableError,
+    NotFoundError,
     StaleEpochError,
     TooLargeError,
 )
@@ -91,9 +93,17 @@ class QueueSweeper:
             return
         queues = {queue.store_name: queue for queue in await self._known_queues.refresh()}
         self._magazine_cache.retain(queues)
-        for job in jobs:
-            if should_continue():
-                await self._run_job(job, queues, should_continue)
+
+        async def sweep(job: OpenJob) -> int | None:
+            return await self._sweep_for(job, queues, should_continue)
+
+        await run_sweep_jobs(
+            group_jobs(jobs, _magazine_of),
+            sweep,
+            should_continue,
+            job_queue=self._job_queue,
+            clock=self._clock,
+        )
         if all_due:
             await self.sweep_all(list(queues.values()), should_continue)
             self._next_at = self._clock.monotonic() + self._every_s
@@ -148,23 +158,19 @@ class QueueSweeper:
             _log.info("%d stuck messages in %s", found, magazine.name)
         return found
 
-    async def _run_job(
+    async def _sweep_for(
         self, job: OpenJob, queues: dict[str, HandlerQueue], should_continue: ShouldContinue
-    ) -> None:
-        # Jobs of earlier versions have only one name.
-        queue = queues.get(str(job.arguments.get("store_name", job.arguments.get("queue"))))
+    ) -> int | None:
+        name, sideline = _magazine_of(job)
+        queue = queues.get(name)
         if queue is None:
-            await self._job_queue.fail_job(job, "the queue does not exist any more")
-            return
-        sideline = str(job.arguments.get("magazine")).endswith(SIDELINE_SUFFIX)
+            raise NotFoundError("the queue does not exist any more")
         try:
-            swept = await self.sweep(queue, should_continue, sideline=sideline)
+            return await self.sweep(queue, should_continue, sideline=sideline)
         except _QUEUE_ERRORS as exc:
             # The job waits for the next run; the periodic sweep does not wait for the job.
             self._record_failure(queue, exc, should_continue)
-            return
-        if should_continue():
-            await finish_sweep_job(self._job_queue, job, swept)
+            return None
 
     def _record_failure(
         self, queue: HandlerQueue, exc: Exception, should_continue: ShouldContinue
@@ -177,6 +183,13 @@ class QueueSweeper:
             _log.warning("the queue %s could not be swept: %s", queue.store_name, exc)
         self._magazine_cache.invalidate(queue.store_name)
         self._on_failed(queue.store_name)
+
+
+def _magazine_of(job: OpenJob) -> tuple[str, bool]:
+    """Return the queue's name in the store, and whether its sideline is meant."""
+    # Jobs of earlier versions have only one name.
+    name = str(job.arguments.get("store_name", job.arguments.get("queue")))
+    return name, str(job.arguments.get("magazine")).endswith(SIDELINE_SUFFIX)
 
 
 async def rescue_entries(

@@ -7,6 +7,7 @@ from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
+from delivery.sideline.sweep_jobs import group_jobs, run_sweep_jobs
 from rooms.batching import for_each_limited
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.sideline.entries import EntryRef, SidelineEntries
@@ -61,12 +62,6 @@ async def sweep_magazine(
     return found
 
 
-async def finish_sweep_job(job_queue: JobQueue, job: OpenJob, swept: int) -> None:
-    """Record the result of a sweep job and finish it."""
-    await job_queue.record_progress(job, done=swept, total=swept, result={"swept": swept})
-    await job_queue.finish_job(job)
-
-
 _log = logging.getLogger(__name__)
 
 STUCK_AFTER_S: Final = 20 * 60.0
@@ -113,19 +108,22 @@ class SidelineSweeper:
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Run sweep jobs, and sweep every sideline when that is due."""
-        for job in (
-            await self._job_queue.fetch_open({JobKind.SWEEP_SIDELINE}) if should_continue() else ()
-        ):
-            try:
-                swept = await self.sweep(
-                    SubscriptionId(job.arguments["subscription_id"]), should_continue
-                )
-            except (KeyError, ValueError) as exc:
-                await self._job_queue.fail_job(job, f"{type(exc).__name__}: {exc}")
-                continue
-            if not should_continue():
-                return
-            await finish_sweep_job(self._job_queue, job, swept)
+        if not should_continue():
+            return
+
+        async def sweep(job: OpenJob) -> int:
+            return await self.sweep(
+                SubscriptionId(job.arguments["subscription_id"]), should_continue
+            )
+
+        jobs = await self._job_queue.fetch_open({JobKind.SWEEP_SIDELINE})
+        await run_sweep_jobs(
+            group_jobs(jobs, lambda job: job.arguments.get("subscription_id")),
+            sweep,
+            should_continue,
+            job_queue=self._job_queue,
+            clock=self._clock,
+        )
         if self._clock.monotonic() >= self._next_at:
             await self._run_full_sweep(should_continue)
             self._next_at = self._clock.monotonic() + SWEEP_EVERY_S
