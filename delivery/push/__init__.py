@@ -6,12 +6,14 @@ in this order:
     broker_intake     with an external broker only: claims its messages in PostgreSQL
     worker            consumes batches and dispatches each task to the lane of its subscription
     endpoints         the subscription's URL, headers and secrets, cached
+    lanes             finds that lane, or makes it, and removes those without work
     lane              one subscription's queue; `concurrency` and `rate_limit` bound its attempts
     unsent            holds, cancels or releases tasks that get no attempt now
     slots             takes the lane's tasks one by one, and passes on what each attempt returns
     attempt           signs a request and sends it by `http`, or by `sandbox` after crashes
     retry             what follows from a failure: retry, sideline, drop or expire
-    endpoint_state    what the result shows about the endpoint, counted by `circuit`
+    endpoint_state    what the result shows about the endpoint, counted by `circuit` and kept by
+                      `failure_cache` until it is recorded
     outcome_writer    commits outcomes in batches; then the task is settled
 
 Beside this path, `release_held` queues held deliveries again, `test_call` calls a webhook on

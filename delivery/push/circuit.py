@@ -1,6 +1,8 @@
 """Count an endpoint's failures: when to open its circuit, and when to report it as failing."""
 
+from array import array
 from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 REPORT_AFTER_S: Final = 1.0
@@ -25,6 +27,14 @@ class CircuitBreaker:
     def reset(self) -> None:
         """Forget the failures, because they are those of former settings."""
         self._failed_at.clear()
+
+    def failed_at(self) -> Sequence[float]:
+        """Return the times of the failures, in little memory."""
+        return array("d", self._failed_at)
+
+    def restore(self, failed_at: Iterable[float]) -> None:
+        """Go on with the failures of another breaker."""
+        self._failed_at.extend(failed_at)
 
     def failed(self, now: float, *, failures: int, window_s: float) -> bool:
         """Record a failure and return whether the circuit must open; then counting starts again.

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Final
 
 from delivery.push.endpoints import Endpoint
-from delivery.push.lane import Lane, Lanes
+from delivery.push.lane import Lane
+from delivery.push.lanes import Lanes
 from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.db.queue.throttle import SharedLaneState

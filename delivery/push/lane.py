@@ -11,17 +11,18 @@ closed      paused, disabled, its circuit open, or deleted: waiting tasks are he
 The number of slots adapts to the endpoint (`delivery.push.concurrency`). With a rate limit, a slot
 also needs a token of the bucket that all workers share (`delivery.push.rate_limit`).
 
-`Lanes` holds the lanes of a worker, and the set of full ones, which the queue skips.
+`delivery.push.lanes` holds the lanes of a worker.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
 from delivery.push.circuit import CircuitBreaker, FailureStreak
 from delivery.push.concurrency import AdaptiveConcurrency
 from delivery.push.endpoints import Endpoint
+from delivery.push.failure_cache import UnrecordedFailures
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import SubscriptionId
 from rooms.domain.state_machine import Reason, SubscriptionStatus
@@ -30,7 +31,7 @@ CLAIM_MARGIN_S: Final = 2.0
 """No attempt is made unless the claim outlasts the time-out by this much."""
 IDLE_AFTER_S: Final = 60.0
 KEEP_STREAK_S: Final = 86_400.0
-"""A lane without work is kept so long for failures that are not recorded yet.
+"""Failures that are not recorded yet count for so long.
 
 Also for as long as failures must last to disable the endpoint, or count for its circuit.
 """
@@ -344,22 +345,34 @@ class Lane:
     def is_idle(self, now: float) -> bool:
         """Return whether the lane has been empty for so long that it can be removed."""
         empty = not self.busy and not self.waiting and not self._was_full
-        empty_s = now - self._last_done_at
-        # A streak of failures that is not recorded yet would be lost with the lane.
-        has_unrecorded_streak = (
-            self.tracks_failures
-            and self.failure_streak.since is not None
-            and not self.endpoint.record.failing
-            and empty_s < self._keep_streak_s()
-        )
         # Without it, the time of the next token would have to be found out again.
         awaits_token = self.tokens is not None and self.next_token_at > now
-        return empty and not has_unrecorded_streak and not awaits_token and empty_s >= IDLE_AFTER_S
+        return empty and not awaits_token and now - self._last_done_at >= IDLE_AFTER_S
 
-    def _keep_streak_s(self) -> float:
-        policy = self.endpoint.record.throttle
-        longest_ms = max(policy.disable_after_ms or 0, policy.circuit_window_ms)
-        return max(KEEP_STREAK_S, longest_ms / 1000)
+    def unrecorded_failures(self) -> UnrecordedFailures | None:
+        """Return the failures that are not recorded yet, and would be lost with the lane."""
+        record, since = self.endpoint.record, self.failure_streak.since
+        if since is None or record.failing or not self.tracks_failures:
+            return None
+        longest_ms = max(record.throttle.disable_after_ms or 0, record.throttle.circuit_window_ms)
+        return UnrecordedFailures(
+            version=record.version,
+            valid_until=self._last_done_at + max(KEEP_STREAK_S, longest_ms / 1000),
+            since=since,
+            is_reported=self.reported_failing,
+            failed_at=self.breaker.failed_at(),
+        )
+
+    def restore_failures(self, failures: UnrecordedFailures, now: float) -> None:
+        """Go on with the failures of a lane that was removed, unless the subscription changed."""
+        record = self.endpoint.record
+        if now < failures.valid_until and (record.version, record.failing) == (
+            failures.version,
+            False,
+        ):
+            self.failure_streak.since = failures.since
+            self.reported_failing = failures.is_reported
+            self.breaker.restore(failures.failed_at)
 
     def is_saturated(self, now: float) -> bool:
         """Return whether every slot is busy and none was freed for a second."""
@@ -409,67 +422,3 @@ class Lane:
         """
         startable = self.startable_by_rate(now)
         return free if startable is None or free * 2 >= min(startable, _MIN_CAPACITY) else 0
-
-
-class Lanes:
-    """Hold the lanes of a worker by subscription, and the set of full ones."""
-
-    def __init__(
-        self, *, slots: int, on_full_changed: Callable[[frozenset[SubscriptionId]], None]
-    ) -> None:
-        """Create an empty set. `slots`: the maximum of lanes without a setting of their own."""
-        self._slots = slots
-        self._on_full_changed = on_full_changed
-        self._lanes: dict[SubscriptionId, Lane] = {}
-        self.full: frozenset[SubscriptionId] = frozenset()
-
-    def __iter__(self) -> Iterator[Lane]:
-        return iter(list(self._lanes.values()))
-
-    def __len__(self) -> int:
-        return len(self._lanes)
-
-    def get_or_create(self, endpoint: Endpoint, now: float) -> Lane:
-        """Return the lane of an endpoint's subscription, a new one if needed."""
-        subscription_id = endpoint.record.subscription_id
-        lane = self._lanes.get(subscription_id)
-        if lane is None:
-            lane = self._lanes[subscription_id] = Lane(endpoint, slots=self._slots, now=now)
-        lane.update(endpoint, now)
-        return lane
-
-    def get(self, subscription_id: SubscriptionId) -> Lane | None:
-        """Return the lane of a subscription, if it has one."""
-        return self._lanes.get(subscription_id)
-
-    def exclude_full(self, subscription_ids: Iterable[SubscriptionId]) -> None:
-        """Add the full ones among these lanes to those that the queue skips."""
-        full = {
-            candidate
-            for candidate in subscription_ids
-            if (lane := self._lanes.get(candidate)) is not None and lane.is_full()
-        }
-        if full - self.full:
-            self._set_full(self.full | full)
-
-    def on_task_dequeued(self, lane: Lane) -> None:
-        """Let the queue deliver this subscription's tasks again, once the lane is not full."""
-        if self.full and lane.subscription_id in self.full and not lane.is_full():
-            self._set_full(self.full - {lane.subscription_id})
-
-    def remove(self, lane: Lane) -> None:
-        """Remove an empty lane."""
-        del self._lanes[lane.subscription_id]
-        if lane.subscription_id in self.full:
-            self._set_full(self.full - {lane.subscription_id})
-
-    def drain(self) -> list[DeliveryTask]:
-        """Remove and return the waiting tasks of all lanes; the queue skips none any more."""
-        tasks = [task for lane in self._lanes.values() for task in lane.drain()]
-        if self.full:
-            self._set_full(frozenset())
-        return tasks
-
-    def _set_full(self, full: frozenset[SubscriptionId]) -> None:
-        self.full = full
-        self._on_full_changed(full)

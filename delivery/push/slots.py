@@ -11,7 +11,8 @@ from typing import Final
 from delivery.push.attempt import AttemptExecutor, AttemptReport
 from delivery.push.endpoint_state import EndpointEventQueue, EndpointSignal
 from delivery.push.errors import ClaimExpiredError, ResourceShortageError, SandboxDiedError
-from delivery.push.lane import Lane, Lanes
+from delivery.push.lane import Lane
+from delivery.push.lanes import Lanes
 from delivery.push.outcome_writer import OutcomeWriter
 from delivery.push.rate_limit import TokenClient
 from delivery.push.unsent import UnsentHandler

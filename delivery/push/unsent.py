@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from delivery.push.endpoints import InvalidEndpoint
-from delivery.push.lane import Lane, Lanes
+from delivery.push.lane import Lane
+from delivery.push.lanes import Lanes
 from delivery.push.outcome_writer import OutcomeWriter
 from rooms.db.queue.outcomes import DeliveryOutcome
 from rooms.domain.delivery_task import DeliveryTask
@@ -32,7 +33,7 @@ class SaturationReporter:
         # A lane that is closed for another reason holds its tasks for that reason.
         saturated = [
             lane.subscription_id
-            for lane in self._lanes
+            for lane in self._lanes.working()
             if lane.persistently_saturated and lane.closed_reason(now) in {None, Reason.SATURATED}
         ]
         before = self._reported_at
@@ -105,12 +106,12 @@ class UnsentHandler:
             self.settle_all(lane.pop_overflow(now), State.HELD, Reason.SATURATED)
 
     def check_lanes(self, now: float) -> None:
-        """Hold the tasks of closed and overloaded lanes, and remove idle lanes.
+        """Hold the tasks of closed and overloaded lanes, and set aside those without work.
 
         Tasks whose claims are too short, or will be before an attempt, are released later. They are
         held if the queue cannot keep them: it would deliver them again at once.
         """
-        for lane in self._lanes:
+        for lane in self._lanes.working():
             if lane.waiting or lane.subscription_id in self._lanes.full:
                 reason = lane.closed_reason(now)
                 if reason is not None:
@@ -123,7 +124,8 @@ class UnsentHandler:
                     else:
                         self.settle_all(expired, State.HELD, Reason.SATURATED)
                 self._lanes.on_task_dequeued(lane)
-            elif lane.is_idle(now):
-                self._lanes.remove(lane)
+            elif not lane.busy and (not lane.persistently_saturated or lane.is_idle(now)):
+                self._lanes.set_idle(lane, now)
+        self._lanes.remove_idle(now)
         if self.supports_exclude:
             self._saturation_reporter.report_due(now)

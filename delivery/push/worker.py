@@ -21,7 +21,8 @@ from typing import Final, cast
 from delivery.push.attempt import AttemptExecutor
 from delivery.push.endpoint_state import ConcurrencyReporter, EndpointEventQueue
 from delivery.push.endpoints import Endpoint, EndpointCache
-from delivery.push.lane import Lane, Lanes
+from delivery.push.lane import Lane
+from delivery.push.lanes import Lanes
 from delivery.push.outcome_writer import OutcomeWriter
 from delivery.push.rate_limit import TokenClient
 from delivery.push.release_held import HeldReleaser

@@ -8,7 +8,7 @@ import pytest
 from delivery.push.circuit import REPORT_AFTER_S
 from delivery.push.endpoint_state import EndpointSignal, record_result
 from delivery.push.endpoints import Endpoint
-from delivery.push.lane import IDLE_AFTER_S, KEEP_STREAK_S, Lane
+from delivery.push.lane import Lane
 from rooms.db.queue.endpoints import EndpointRecord
 from rooms.domain.attempt import AttemptResult
 from tests.support.push_worker import OK, answered
@@ -77,28 +77,6 @@ def test_an_older_read_of_the_record_ends_no_streak() -> None:
     lane.update(Endpoint(replace(WATCHED, version=4, failing=True), SEAL), 2.0)
     lane.update(Endpoint(WATCHED, SEAL), 2.0)
     assert signals_of(lane, OK, now=3.0) == [EndpointSignal.HEALTHY]
-
-
-def test_a_lane_is_kept_for_failures_that_are_not_recorded_for_a_while_only() -> None:
-    """A redelivery may be due hours later, and its failure must not be the first one again."""
-    lane = lane_of(WATCHED)
-    assert signals_of(lane, answered(500), now=0.0) == []
-    assert not lane.is_idle(KEEP_STREAK_S - 1)
-    assert lane.is_idle(KEEP_STREAK_S)
-    month_ms = 30 * 86_400_000
-    patient = replace(WATCHED, throttle=replace(THROTTLE, disable_after_ms=month_ms))
-    lane.update(Endpoint(patient, SEAL), 0.0)
-    assert not lane.is_idle(month_ms / 1000 - 1)
-    assert lane.is_idle(month_ms / 1000)
-
-
-def test_a_lane_whose_failures_were_cleared_becomes_idle() -> None:
-    lane = lane_of(WATCHED)
-    assert signals_of(lane, answered(500), now=0.0) == []
-    assert not lane.is_idle(IDLE_AFTER_S)
-    lane.update(Endpoint(replace(WATCHED, version=4, failing=True), SEAL), 1.0)
-    lane.update(Endpoint(replace(WATCHED, version=5), SEAL), 2.0)
-    assert lane.is_idle(IDLE_AFTER_S)
 
 
 BREAKS = replace(

@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 
 from delivery.push.endpoints import Endpoint
-from delivery.push.lane import CLAIM_MARGIN_S, Lane, Lanes
+from delivery.push.lane import CLAIM_MARGIN_S, Lane
+from delivery.push.lanes import Lanes
 from delivery.push.outcome_writer import OutcomeWriter
 from delivery.push.unsent import SaturationReporter, UnsentHandler
 from rooms.db.queue.outcomes import DeliveryOutcome
