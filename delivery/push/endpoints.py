@@ -28,7 +28,6 @@ from rooms.domain.ids import RoomId, SubscriptionId, is_replayed, room_of
 from rooms.domain.message_headers import header_key, is_withheld
 from rooms.domain.push_url import PushUrl
 from rooms.domain.state_machine import SubscriptionStatus
-from rooms.errors import StorageUnavailableError
 
 _log = logging.getLogger(__name__)
 
@@ -320,15 +319,7 @@ class EndpointCache:
         self, room_ids: Mapping[SubscriptionId, RoomId], now: float
     ) -> dict[SubscriptionId, EndpointLookup]:
         pairs = [(room, identity) for identity, room in room_ids.items()]
-        try:
-            records = await self._connection.run(
-                lambda connection: load_endpoints(connection, pairs)
-            )
-        except StorageUnavailableError:
-            # An idle connection may have been closed long ago: only a new one shows the truth.
-            records = await self._connection.run(
-                lambda connection: load_endpoints(connection, pairs)
-            )
+        records = await self._connection.run(lambda connection: load_endpoints(connection, pairs))
         loaded: dict[SubscriptionId, EndpointLookup] = {}
         for subscription_id in room_ids:
             record = records.get(subscription_id)

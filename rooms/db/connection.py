@@ -204,16 +204,23 @@ class PersistentConnection:
     async def run(self, query: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Return the result of `query` on the connection, one query at a time.
 
-        StorageUnavailableError: PostgreSQL is away.
+        An idle connection may have been closed long ago, which only its next use shows. So the
+        query is then tried once more on a new one. StorageUnavailableError: PostgreSQL is away.
         """
         async with self._lock:
-            try:
-                if self._connection is None or self._connection.closed:
-                    self._connection = await connect(self._url, name=self._name)
-                return await query(self._connection)
-            except CONNECTION_LOST as exc:
-                await self.close()
-                raise StorageUnavailableError(str(exc)) from exc
+            if self._connection is not None and not self._connection.closed:
+                with contextlib.suppress(StorageUnavailableError):
+                    return await self._run_once(query)
+            return await self._run_once(query)
+
+    async def _run_once(self, query: Callable[[Connection], Awaitable[Result]]) -> Result:
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = await connect(self._url, name=self._name)
+            return await query(self._connection)
+        except CONNECTION_LOST as exc:
+            await self.close()
+            raise StorageUnavailableError(str(exc)) from exc
 
     async def close(self) -> None:
         """Close the connection."""
