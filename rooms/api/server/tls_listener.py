@@ -173,10 +173,11 @@ class TlsListener:
     async def _reload(self, connections: Iterable[Any], *, changed: bool) -> None:
         try:
             loaded = await asyncio.to_thread(load_tls, self._files)
-        except TlsFileError as exc:
-            if changed or str(exc) != self._failure:
-                _log.error("the former files of TLS stay in use: %s", exc)
-                self._failure = str(exc)
+        except Exception as exc:  # noqa: BLE001 - any other error is tried again and reported, too
+            failure = str(exc) if isinstance(exc, TlsFileError) else f"{type(exc).__name__}: {exc}"
+            if changed or failure != self._failure:
+                _log.error("the former files of TLS stay in use: %s", failure)
+                self._failure = failure
                 self._report(None)
             return
         former, self._loaded, self._failure = self._loaded, loaded, ""
@@ -302,7 +303,9 @@ class Handshake(asyncio.Protocol):
             certificate = listener.certificate_of(tls)
             if certificate is not None and loaded.authorities != listener.loaded.authorities:
                 raise ConnectionResetError  # its authority may be trusted no more
-        except (OSError, ValueError) as exc:
+        except Exception as exc:  # noqa: BLE001 - the connection would stay, and be counted nowhere
+            if not isinstance(exc, (OSError, ValueError)):
+                _log.exception("a TLS handshake failed")
             listener.count(_outcome_of(exc))
             transport.abort()
             return

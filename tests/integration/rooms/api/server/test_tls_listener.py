@@ -262,8 +262,9 @@ async def test_a_broken_file_keeps_the_former_ones(tmp_path: Path, name: str) ->
         assert await status(place, context) == 202
 
 
+@pytest.mark.parametrize("error", [TlsFileError("too many open files"), RuntimeError("other")])
 async def test_files_that_could_not_be_read_are_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Check that new files are used though nothing changes after the failure."""
     attempts = 0
@@ -272,7 +273,7 @@ async def test_files_that_could_not_be_read_are_tried_again(
         nonlocal attempts
         attempts += 1
         if attempts < 3:
-            raise TlsFileError("too many open files")
+            raise error
         return load_tls(files)
 
     async with tls_served(tmp_path) as place:
@@ -281,6 +282,21 @@ async def test_files_that_could_not_be_read_are_tried_again(
         await until(lambda: len(place.reports) == 3)
         assert [report is None for report in place.reports] == [False, True, False]
         assert await status(place, place.context()) == 202
+
+
+async def test_no_connection_outlives_an_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate that OpenSSL takes may be one that nothing else can read."""
+    async with tls_served(tmp_path) as place:
+        context = place.context(place.members.issue())
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("an odd certificate")
+
+        monkeypatch.setattr(TlsListener, "certificate_of", fail)
+        assert await refused(place, context) == "closed"
+        assert len(place.connections) == 0
 
 
 async def test_a_handshake_under_way_does_not_outlive_its_authority(tmp_path: Path) -> None:
