@@ -31,6 +31,8 @@ PUSH_CREDIT: Final = 20_000
 """Most unsettled tasks of a worker: enough for hundreds of endpoints that hang in all their slots.
 For a queue that cannot exclude subscriptions it is ten seconds' work of a lane with 2,000 a second.
 """
+WINDOW_BYTES_PER_TASK: Final = 2048
+"""A broker hands out so many bytes for each task of a large credit, whatever their sizes."""
 
 
 class Clock(Protocol):
@@ -289,6 +291,24 @@ class ClaimingConsumer(Consumer, Protocol):
 
     def forget(self, tasks: Sequence[DeliveryTask]) -> None:
         """Return the credit of tasks without an outcome; each comes again when its claim ends."""
+        ...
+
+    def take_excess(
+        self, tasks: Sequence[DeliveryTask], organisation: OrganisationId, *, are_kept: bool
+    ) -> Sequence[DeliveryTask]:
+        """Count a subscription's tasks for its organisation; return those beyond its part.
+
+        They count no longer, and must get an outcome at once: what hangs would leave no credit to
+        others. `are_kept`: return none, because they end soon.
+        """
+        ...
+
+    def room_for(self, organisation: OrganisationId) -> int | None:
+        """Return how many more tasks may be queued for an organisation; None: there is no bound."""
+        ...
+
+    def expect(self, organisation: OrganisationId, count: int) -> None:
+        """Leave room for tasks that were queued for an organisation, and will be delivered."""
         ...
 
 

@@ -6,6 +6,9 @@ claimed meanwhile. So an organisation gets no more once it has as much as is fre
 the credit if it is the only one, a third if there are two such, and so on. Others find some left.
 
 The same holds for bytes.
+
+Consumers skip such an organisation. If their queue cannot do that, what it has beyond its share is
+held in PostgreSQL, and no more is released than it may have.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,6 +19,9 @@ from rooms.domain.ids import OrganisationId, SubscriptionId
 
 _MARGIN: Final = 16
 """A share ends a part of the credit before it is all that is free, so that no claim is small."""
+
+_EXPECTED_TTL_S: Final = 2.0
+"""Tasks are expected for so long after the first of them: another worker may get them."""
 
 
 class _Use:
@@ -45,6 +51,8 @@ class CreditShares:
         self._uses: dict[OrganisationId | None, _Use] = {}
         self._bytes = 0
         self._over: frozenset[OrganisationId] = frozenset()
+        self._expected: dict[OrganisationId, tuple[int, float]] = {}
+        """Tasks that were queued for an organisation, and until when they are expected."""
         self.is_shared = True
         """False: there is no other organisation for which something must be left."""
 
@@ -57,9 +65,11 @@ class CreditShares:
     def add(
         self, tasks: Iterable[DeliveryTask], owners: Mapping[SubscriptionId, OrganisationId]
     ) -> None:
-        """Count tasks, each for the owner of its subscription."""
+        """Count tasks, each for the owner of its subscription, unless they are counted already."""
         unsettled, uses, overhead = self._unsettled, self._uses, self._overhead_bytes
         for task in tasks:
+            if id(task) in unsettled:
+                continue
             organisation = owners.get(task.subscription_id)
             use = uses.get(organisation)
             if use is None:
@@ -84,6 +94,43 @@ class CreditShares:
             self._bytes -= size
             if not use.count:
                 del self._uses[use.organisation]
+
+    def excess_of(self, organisation: OrganisationId) -> int:
+        """Return how many tasks of an organisation must end, so that it has as much as is free."""
+        use = self._uses.get(organisation)
+        if use is None or not self.is_shared:
+            return 0
+        free, free_bytes = self._credit - len(self._unsettled), self._max_bytes - self._bytes
+        excess, excess_bytes = max(0, use.count - free) // 2, max(0, use.size - free_bytes) // 2
+        return max(excess, excess_bytes * use.count // max(1, use.size))
+
+    def room_for(self, organisation: OrganisationId, now: float) -> int | None:
+        """Return how many tasks may be queued for an organisation; None: there is no bound.
+
+        `now`: monotonic seconds.
+        """
+        if not self.is_shared:
+            return None
+        if organisation in self.over_share():
+            return 0
+        use = self._uses.get(organisation) or _Use(organisation)
+        free, free_bytes = self._credit - len(self._unsettled), self._max_bytes - self._bytes
+        room = (free - use.count) // 2
+        if self._unsettled:
+            room = min(room, self._as_tasks(free_bytes - use.size) // 2)
+        expected, until = self._expected.get(organisation, (0, 0.0))
+        return max(0, room - (expected if now < until else 0))
+
+    def expect(self, organisation: OrganisationId, count: int, now: float) -> None:
+        """Leave room for tasks that were queued for an organisation, for a while."""
+        self._expected = {one: known for one, known in self._expected.items() if now < known[1]}
+        expected, until = self._expected.get(organisation, (0, now + _EXPECTED_TTL_S))
+        self._expected[organisation] = expected + count, until
+
+    def on_arrived(self, organisation: OrganisationId, count: int) -> None:
+        """Expect so many tasks less, as they are counted now."""
+        if (known := self._expected.get(organisation)) is not None:
+            self._expected[organisation] = max(0, known[0] - count), known[1]
 
     def free(self, most: int) -> int:
         """Return how many tasks of the usual size may come, at most `most`."""

@@ -238,6 +238,10 @@ class Lane:
         """Record that no task is held as saturated any more."""
         self.shed_count = 0
 
+    def is_flowing(self, now: float) -> bool:
+        """Return whether an attempt ended within the last second, and took less."""
+        return self._fast and self._done_count > 0 and now - self._last_done_at < SATURATED_AFTER_S
+
     def is_full(self) -> bool:
         """Return whether more tasks should stay in the queue, until half is left."""
         self._was_full = len(self.waiting) > (

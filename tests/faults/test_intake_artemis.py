@@ -13,10 +13,11 @@ from itertools import count
 import pytest
 
 from delivery.brokers import open_broker
+from delivery.push import worker
 from rooms.domain.work_location import BrokerMode
-from tests.support.installation import Installation, until
+from tests.support.installation import Installation, other_organisation, until
 from tests.support.local_servers import TestServer
-from tests.support.push_worker import ScriptedSender, answered, working
+from tests.support.push_worker import ScriptedSender, answered, deliver, working
 from tests.support.relay import RELAYED, relaying
 from tests.support.sentinel import recovering
 
@@ -89,3 +90,44 @@ async def test_a_broker_that_fails_under_load_costs_no_attempt(
         await installation.value("SELECT count(*) FROM delivery_log WHERE kind = 'delivered'")
         == total
     )
+
+
+async def test_webhooks_that_hang_leave_a_part_of_the_window_to_other_organisations(
+    installation: Installation,
+    artemis_server: Callable[..., TestServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Large payloads for ten of them would fill the window before the credit is used up.
+
+    Oracle: what another organisation sends arrives within seconds, and everything in the end.
+    """
+    monkeypatch.setattr(worker, "PUSH_CREDIT", 100)  # a window of 200 kB
+    hanging = [await installation.subscribe() for _ in range(10)]
+    free = await installation.subscribe()
+    await other_organisation(installation, free)
+    sender = ScriptedSender()
+    sender.hang(*hanging)
+    for _ in range(4):
+        payload = b'"%b"' % (b"x" * 20_000)
+        await installation.queue(*await installation.publish(*hanging, payload=payload))
+    client = f"intake-{os.getpid()}-{next(_NUMBERS)}"
+    async with (
+        open_broker(artemis_server().url, claim_s=60, farm="rooms", client=client) as broker,
+        relaying(installation.url, broker),
+        working(installation, sender, broker=broker),
+    ):
+        await sender.called(lambda: len(sender.calls) >= 4, "attempts that hang")
+        for number in range(1, 4):
+            await deliver(installation, free)
+            await until(
+                lambda number=number: delivered(installation, number),  # type: ignore[misc]
+                "one of another organisation",
+                within_s=5,
+            )
+        assert {call.organisation for call in sender.calls[-3:]} != {installation.organisation}
+        sender.recover(*hanging)
+        await until(lambda: all_delivered(installation, 43), "everything", within_s=90)
+
+
+async def delivered(installation: Installation, number: int) -> bool:
+    return (await installation.states()).get("delivered") == number

@@ -367,3 +367,18 @@ async def installed(url: str, shape: BrokerMode = POSTGRES_MODE) -> AsyncIterato
         yield installation
     finally:
         await connection.close()
+
+
+async def other_organisation(
+    installation: Installation, *subscriptions: SubscriptionId, name: str = "other"
+) -> None:
+    """Give subscriptions to a new organisation."""
+    other = await installation.value(
+        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), %s) RETURNING id::text",
+        name,
+    )
+    await installation.rows(
+        "UPDATE subscriptions SET organisation_id = %s WHERE id = ANY (%s::uuid[])",
+        other,
+        list(subscriptions),
+    )

@@ -15,13 +15,12 @@ from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.task_queue import TaskQueue
 from rooms.errors import BrokerUnavailableError
 from rooms.outages import OUTAGES, Dependency
-from rooms.ports import MalformedMessage
+from rooms.ports import WINDOW_BYTES_PER_TASK, MalformedMessage
 
 _log = logging.getLogger(__name__)
 
 _BATCH: Final = 500
 _EXACT_CREDIT: Final = 32
-_TYPICAL_FRAME_BYTES: Final = 2048
 _MAX_WINDOW_BYTES: Final = 64 * 1024 * 1024
 
 _VersionKey = tuple[DeliveryId, int, int]
@@ -54,7 +53,7 @@ def window_bytes(credit: int) -> int:
     left to other consumers. Large ones count frames of a usual size; otherwise half of a worker's
     credit would stay unused.
     """
-    each = MIN_FRAME_BYTES if credit <= _EXACT_CREDIT else _TYPICAL_FRAME_BYTES
+    each = MIN_FRAME_BYTES if credit <= _EXACT_CREDIT else WINDOW_BYTES_PER_TASK
     return min(credit * each, _MAX_WINDOW_BYTES)
 
 

@@ -31,7 +31,14 @@ from tests.support.broker_client import (
     sent,
     taking,
 )
-from tests.support.installation import PATIENCE_S, Installation, ago, installed, until
+from tests.support.installation import (
+    PATIENCE_S,
+    Installation,
+    ago,
+    installed,
+    other_organisation,
+    until,
+)
 
 
 @pytest.fixture
@@ -503,21 +510,6 @@ async def test_a_claim_that_ran_out_is_counted_too(installation: Installation) -
         await installation.rows("UPDATE outbox SET claimed_until = now() - interval '1 s'")
         (taken,) = (await heir._claim(10, time.monotonic())).tasks
     assert taken.crash_count == 1
-
-
-async def other_organisation(
-    installation: Installation, *subscriptions: SubscriptionId, name: str = "other"
-) -> None:
-    """Give subscriptions to a new organisation."""
-    other = await installation.value(
-        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), %s) RETURNING id::text",
-        name,
-    )
-    await installation.rows(
-        "UPDATE subscriptions SET organisation_id = %s WHERE id = ANY (%s::uuid[])",
-        other,
-        list(subscriptions),
-    )
 
 
 @pytest.mark.parametrize("others", [0, 3])

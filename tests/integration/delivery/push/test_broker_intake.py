@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
+from delivery.push import worker
 from delivery.push.broker_intake import BrokerIntake, BrokerIntakeConsumer, reconnect_pause_s
 from delivery.push.endpoints import EndpointCache
 from delivery.push.errors import ClaimExpiredError
@@ -25,8 +26,15 @@ from rooms.domain.work_location import BrokerMode, WorkLocation, relayed_mode
 from rooms.errors import BrokerUnavailableError, StorageRefusedError
 from rooms.ports import MalformedMessage
 from tests.support.fake_broker import MemoryBroker
-from tests.support.installation import PATIENCE_S, SEAL, Installation, until
-from tests.support.push_worker import CallsClock, ScriptedSender, answered, working
+from tests.support.installation import (
+    PATIENCE_S,
+    SEAL,
+    Installation,
+    ago,
+    other_organisation,
+    until,
+)
+from tests.support.push_worker import CallsClock, ScriptedSender, answered, deliver, working
 
 CREDIT = 1000
 DUE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -650,6 +658,45 @@ async def test_limited_lanes_leave_the_window_of_the_broker_to_others(
         await until_state(installation, copy, State.DELIVERED)
         await empty(broker)
     assert await installation.states() == {"delivered": 13, "held": 12 * 15}
+
+
+async def test_webhooks_that_hang_leave_credit_to_other_organisations(
+    installation: Installation, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of an organisation could have all of it in progress; half is held, and sent in the end."""
+    monkeypatch.setattr(worker, "PUSH_CREDIT", 8)
+    hanging = [await installation.subscribe() for _ in range(2)]
+    free = await installation.subscribe()
+    await other_organisation(installation, free)
+    sender.hang(*hanging)
+    for subscription in hanging:
+        await installation.publish_many(subscription, 4, due=ago(1))
+    async with working(installation, sender):
+        await sender.called(lambda: len(sender.calls) == 4, "half of the credit")
+        for count in range(1, 4):
+            async with asyncio.timeout(1.0):
+                (copy,) = await deliver(installation, free)
+                await until_state(installation, copy, State.DELIVERED)
+            assert len(sender.calls) == 4 + count
+        assert await installation.states() == {"queued": 4, "held": 4, "delivered": 3}
+        sender.recover(*hanging)
+        await until(lambda: all_delivered(installation, 11), "what was held, too")
+
+
+async def test_an_only_organisation_holds_nothing_for_others(
+    installation: Installation, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PUSH_CREDIT", 8)
+    first, second = [await installation.subscribe() for _ in range(2)]
+    sender.hang(first, second)
+    async with working(installation, sender):
+        await installation.publish_many(first, 4, due=ago(1))
+        await sender.called(lambda: len(sender.calls) == 4, "a half of the credit")
+        await asyncio.sleep(1.2)
+        await installation.publish_many(second, 4, due=ago(1))
+        await sender.called(lambda: len(sender.calls) == 8, "the other one")
+        sender.recover(first, second)
+        await until(lambda: all_delivered(installation, 8), "all")
 
 
 async def test_a_broken_reader_breaks_the_consumer(

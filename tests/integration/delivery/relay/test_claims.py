@@ -7,7 +7,7 @@ from rooms.clock import SystemClock
 from rooms.db.queue.relay import RELAY_WRITER_KIND, RelayOutbox
 from rooms.db.writer import LogWriter
 from rooms.domain.work_location import BrokerMode
-from tests.support.installation import Installation, ago
+from tests.support.installation import Installation, ago, other_organisation
 from tests.support.relay import RELAYED
 
 LIMIT = 200
@@ -25,12 +25,7 @@ async def test_a_backlog_keeps_no_other_waiting_also_if_its_subscription_has_end
 ) -> None:
     """It ends before any claim, or while its organisation takes turns already."""
     large, small = await installation.subscribe(), await installation.subscribe()
-    other = await installation.value(
-        "INSERT INTO organisations (id, name) VALUES (gen_random_uuid(), 'o') RETURNING id::text"
-    )
-    await installation.rows(
-        "UPDATE subscriptions SET organisation_id = %s WHERE id = %s", other, small
-    )
+    await other_organisation(installation, small)
     await installation.publish_many(large, 5_000, due=ago(60))
     async with LogWriter(installation.url, kind=RELAY_WRITER_KIND) as writer:
         claims = RelayClaims(

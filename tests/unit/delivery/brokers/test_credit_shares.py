@@ -124,6 +124,66 @@ def test_without_other_organisations_nothing_is_left_for_them() -> None:
     assert shares.over_share() == {"one"}
 
 
+def test_excess_is_what_leaves_as_much_free_as_the_organisation_has() -> None:
+    shares = CreditShares(credit=20, max_bytes=LARGE)
+    one = OrganisationId("one")
+    assert shares.excess_of(one) == 0
+    taken = tasks_of("one", 16)
+    add(shares, taken)
+    assert shares.excess_of(one) == 6
+    assert shares.excess_of(OrganisationId("two")) == 0
+    shares.discard(taken[:6])
+    assert shares.excess_of(one) == 0
+    shares.is_shared = False
+    add(shares, taken[:6])
+    assert shares.excess_of(one) == 0
+
+
+def test_excess_is_also_by_bytes() -> None:
+    shares = CreditShares(credit=LARGE, max_bytes=20_000)
+    add(shares, tasks_of("one", 16, 1_000))
+    assert shares.excess_of(OrganisationId("one")) == 6
+
+
+def test_a_task_that_has_the_whole_credit_is_not_beyond_it() -> None:
+    shares = CreditShares(credit=1, max_bytes=LARGE)
+    add(shares, tasks_of("one", 1))
+    assert shares.excess_of(OrganisationId("one")) == 0
+
+
+def test_room_is_left_for_what_is_expected_until_it_comes_or_a_while_has_passed() -> None:
+    shares = CreditShares(credit=100, max_bytes=LARGE)
+    one, two = OrganisationId("one"), OrganisationId("two")
+    assert shares.room_for(one, 0.0) == 50
+    shares.expect(one, 20, 0.0)
+    shares.expect(one, 10, 1.0)
+    assert shares.room_for(one, 1.0) == 20
+    assert shares.room_for(two, 1.0) == 50
+    add(shares, tasks_of("one", 10))
+    shares.on_arrived(one, 10)
+    shares.on_arrived(two, 10)
+    assert shares.room_for(one, 1.0) == 20
+    assert shares.room_for(one, 3.0) == 40
+    shares.expect(one, 5, 3.0)
+    assert shares.room_for(one, 3.0) == 35
+
+
+def test_without_its_part_free_an_organisation_has_no_room() -> None:
+    shares = CreditShares(credit=100, max_bytes=LARGE)
+    add(shares, tasks_of("one", 47))
+    assert shares.room_for(OrganisationId("one"), 0.0) == 0
+    assert shares.room_for(OrganisationId("two"), 0.0) == 26
+    shares.is_shared = False
+    assert shares.room_for(OrganisationId("one"), 0.0) is None
+
+
+def test_room_is_also_by_bytes() -> None:
+    shares = CreditShares(credit=LARGE, max_bytes=20_000)
+    add(shares, tasks_of("one", 4, 1_000))
+    assert shares.room_for(OrganisationId("one"), 0.0) == 6
+    assert shares.room_for(OrganisationId("two"), 0.0) == 8
+
+
 def test_tasks_without_an_owner_are_counted_and_cannot_be_skipped() -> None:
     shares = CreditShares(credit=10, max_bytes=LARGE)
     gone = tasks_of("gone", 9)
@@ -139,6 +199,7 @@ def test_what_is_settled_again_or_was_never_counted_changes_nothing() -> None:
     (one,) = tasks_of("one", 1)
     add(shares, [one])
     assert one in shares
+    add(shares, [one])
     shares.discard([replace(one)])
     assert len(shares) == 1
     shares.discard([one, one])

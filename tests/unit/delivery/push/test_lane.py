@@ -137,6 +137,19 @@ def test_a_lane_that_freed_no_slot_for_a_second_is_saturated() -> None:
     assert found.is_saturated(12.5)
 
 
+def test_a_lane_flows_while_short_attempts_end() -> None:
+    found = lane(slots=2)
+    found.enqueue(tasks(10), 10.0)
+    assert not found.is_flowing(10.0), "it is not known yet"
+    found.on_attempt_done(10.1, started=10.0)
+    assert found.is_flowing(11.0)
+    assert not found.is_flowing(11.2)
+    found.on_attempt_done(12.0, started=10.5)
+    assert not found.is_flowing(12.0), "a long one"
+    found.on_attempt_done(12.0, started=11.5)
+    assert found.is_flowing(12.0)
+
+
 def test_a_lane_with_a_free_slot_is_not_saturated() -> None:
     found = lane(slots=2)
     found.busy = 1
