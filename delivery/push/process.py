@@ -14,6 +14,7 @@ from delivery.push.endpoint_state import (
 )
 from delivery.push.endpoints import EndpointCache
 from delivery.push.sandbox.client import SandboxClient
+from delivery.push.task_source import TaskSource
 from delivery.push.worker import PushWorker
 from rooms.db.connection import PersistentConnection
 from rooms.db.notify import Channel, Notifier
@@ -25,7 +26,7 @@ from rooms.db.writer import LogWriter
 from rooms.domain.state_machine import State
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode
 from rooms.metrics import Metrics, status_label
-from rooms.ports import Clock, Sender, TaskSource
+from rooms.ports import Clock, Sender
 from rooms.prometheus_internals import observe_many
 
 

@@ -27,6 +27,7 @@ from delivery.push.outcome_writer import OutcomeWriter
 from delivery.push.rate_limit import TokenClient
 from delivery.push.release_held import HeldReleaser
 from delivery.push.slots import SlotPool
+from delivery.push.task_source import ClaimingConsumer, TaskSource
 from delivery.push.unsent import SaturationReporter, UnsentHandler
 from rooms.db.queue.holds import Holds
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
@@ -36,7 +37,7 @@ from rooms.domain.ids import SubscriptionId, room_of
 from rooms.domain.state_machine import Reason, State
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
-from rooms.ports import PUSH_CREDIT, ClaimingConsumer, Clock, Consumer, TaskSource
+from rooms.ports import PUSH_CREDIT, Clock, Consumer
 
 _log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from delivery.push.http.ssrf import target_policy
 from delivery.push.process import run_push
 from delivery.push.sandbox.client import SandboxClient
 from delivery.push.sandbox.process import SandboxProcess
+from delivery.push.task_source import TaskSource
 from rooms.app.file_limit import FileNeed, allot_connections
 from rooms.app.process import StopHook, run, stop_on_signals
 from rooms.app.stores import open_checked_cipher, open_own_broker, process_registration
 from rooms.clock import SystemClock
 from rooms.metrics import Metrics
-from rooms.ports import TaskSource
 from rooms.settings import Settings
 
 MAX_CONNECTIONS: Final = 8192

@@ -20,6 +20,7 @@ from delivery.push.endpoint_state import (
     EndpointStateWriter,
 )
 from delivery.push.endpoints import EndpointCache
+from delivery.push.task_source import TaskSource
 from delivery.push.worker import PushWorker
 from rooms.clock import SystemClock
 from rooms.db.connection import PersistentConnection
@@ -33,7 +34,7 @@ from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import OrganisationId, SubscriptionId
 from rooms.domain.push_url import PushUrl
 from rooms.domain.work_location import POSTGRES_MODE, BrokerMode, relayed_mode
-from rooms.ports import Broker, Clock, TaskSource
+from rooms.ports import Broker, Clock
 from tests.support.fake_broker import MemoryBroker
 from tests.support.in_process_relay import Carrier
 from tests.support.installation import CLAIM_S, PATIENCE_S, SEAL, Installation, host_of
