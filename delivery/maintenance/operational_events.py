@@ -21,7 +21,7 @@ from rooms.db.operational.batches import (
     WaitingBatch,
     WaitingEvent,
 )
-from rooms.db.operational.completion import BATCH, find_completed
+from rooms.db.operational.completion import CompletionQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
@@ -50,8 +50,8 @@ class OperationalEvents:
     def __init__(
         self, writer: LogWriter, clock: Clock, ids: IdGenerator, *, notify_queued: NotifyQueued
     ) -> None:
-        self._writer = writer
         self._queries = BatchQueries(writer)
+        self._completion = CompletionQueries(writer)
         self._clock = clock
         self._ids = ids
         self._notify_queued = notify_queued
@@ -85,7 +85,7 @@ class OperationalEvents:
 
     async def _find_completed(self, should_continue: ShouldContinue) -> None:
         for _ in range(_MAX_SCANS):
-            if not should_continue() or await find_completed(self._writer) < BATCH:
+            if not should_continue() or not await self._completion.find():
                 return
 
     async def _make_batch(self, group: EventGroup) -> None:

@@ -239,7 +239,7 @@ def _stateful_tasks(
             partition="upkeep/events",
             every_s=intervals.events_s,
             create=lambda context: OperationalEvents(
-                context.fast_writer,
+                context.events_writer,
                 context.clock,
                 IdGenerator(secrets.randbits),
                 notify_queued=context.notifier.notify_queued,
@@ -362,6 +362,9 @@ async def _task_context(
         slow = await stack.enter_async_context(
             LogWriter(url, kind="chores", broker_mode=broker_mode)
         )
+        events = await stack.enter_async_context(
+            LogWriter(url, kind="events", broker_mode=broker_mode)
+        )
         notifier = await stack.enter_async_context(Notifier(url, broker_mode=broker_mode))
         engine = open_engine(url, name="rooms upkeep queries", size=2, lock_timeout_s=5)
         stack.push_async_callback(engine.dispose)
@@ -376,6 +379,7 @@ async def _task_context(
         yield TaskContext(
             fast_writer=fast,
             slow_writer=slow,
+            events_writer=events,
             job_queue=JobQueue(slow, memory_s=OPEN_KINDS_MEMORY_S),
             destination=destination,
             notifier=notifier,

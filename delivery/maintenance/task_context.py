@@ -18,13 +18,14 @@ from rooms.publishing.sandbox.client import CheckSandbox
 class TaskContext:
     """Hold the connections and services of tasks.
 
-    `fast_writer` serves expiry, which must not wait for a job's statement on `slow_writer`;
-    `job_queue` is on the slow one; `epoch`: that of the term for which the task was created;
-    `destination`: of the log's export.
+    `fast_writer` serves expiry, which must not wait for a job's statement on `slow_writer`, nor for
+    a look at many deliveries on `events_writer`. `job_queue` is on the slow one; `epoch`: that of
+    the term for which the task was created; `destination`: of the log's export.
     """
 
     fast_writer: LogWriter
     slow_writer: LogWriter
+    events_writer: LogWriter
     job_queue: JobQueue
     notifier: Notifier
     engine: AsyncEngine

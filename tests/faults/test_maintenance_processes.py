@@ -262,7 +262,7 @@ async def test_retention_deletes_old_days_and_keeps_unfinished_deliveries(
     assert await found(installation, kept) == whole(State.SIDELINED)
 
 
-@pytest.mark.parametrize("name", [SESSION_NAME, "rooms upkeep", "rooms chores"])
+@pytest.mark.parametrize("name", [SESSION_NAME, "rooms upkeep", "rooms chores", "rooms events"])
 async def test_a_terminated_connection_stops_no_task(
     installation: Installation, start: Start, name: str
 ) -> None:

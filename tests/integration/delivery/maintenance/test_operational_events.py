@@ -13,7 +13,7 @@ from delivery.maintenance.operational_events import MAX_LISTED, OperationalEvent
 from rooms.clock import SystemClock
 from rooms.db.connection import connect, open_engine
 from rooms.db.operational.batches import BURST, BatchQueries
-from rooms.db.operational.completion import find_completed
+from rooms.db.operational.completion import CompletionQueries
 from rooms.db.operational.outbox import MAX_WAITING
 from rooms.db.publish.routing import load_routing
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
@@ -528,8 +528,8 @@ async def test_a_message_is_completed_once_when_its_last_delivery_ends(
     for copy, state in zip(
         copies, (State.DELIVERED, State.SIDELINED, State.DELIVERED), strict=True
     ):
-        assert await find_completed(writer) == 1
-        assert await find_completed(writer) == 0, "it is looked at again later"
+        assert await CompletionQueries(writer).find() == 1
+        assert await CompletionQueries(writer).find() == 0, "it is looked at again later"
         assert await waiting(installation) == (0, 0)
         await end(installation, copy, state)
         await look_again(installation)
@@ -576,7 +576,7 @@ async def test_two_that_find_a_message_completed_write_one_event(
         (copy,) = await installation.publish(subscription, state=State.DELIVERED)
         await track(installation, copy)
     async with LogWriter(database, kind="settler") as other:
-        await asyncio.gather(*(find_completed(one) for one in (writer, other) * 2))
+        await asyncio.gather(*(CompletionQueries(one).find() for one in (writer, other) * 2))
     assert await waiting(installation) == (20, 0)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from delivery.maintenance.operational_events import MAX_LISTED
 from rooms.db.operational.batches import BURST
-from rooms.db.operational.completion import find_completed
+from rooms.db.operational.completion import CompletionQueries
 from rooms.db.queue.throttle import SharedLaneState
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import RoomId, SubscriptionId
@@ -94,7 +94,7 @@ class World:
         identity = SubscriptionId(await self.active())
         (copy,) = await self.installation.publish(identity, state=State.DELIVERED)
         await track(self.installation, copy)
-        assert await find_completed(self.writer) == 1
+        assert await CompletionQueries(self.writer).find() == 1
 
     async def sideline(self) -> None:
         await sidelined(self.installation, self.writer, SubscriptionId(await self.active()))

@@ -22,7 +22,7 @@ from delivery.maintenance.cleanup import (
 from delivery.maintenance.deletions import DeleteJob
 from delivery.maintenance.expiry import BATCH, DeliveryExpirer, expire_leases
 from delivery.maintenance.jobs import JobRunner
-from delivery.maintenance.service import TaskIntervals, all_tasks, run_tasks
+from delivery.maintenance.service import TaskIntervals, TaskSpec, all_tasks, run_tasks
 from delivery.maintenance.task_context import TaskContext
 from rooms.clock import SystemClock
 from rooms.db.connection import connect, open_connection, open_engine
@@ -353,30 +353,56 @@ class LowBounds(LogWriter):
         return await super().run(statement, parameters)
 
 
+@asynccontextmanager
+async def context_of(
+    database: str, writer: LogWriter, *, events_writer: LogWriter
+) -> AsyncIterator[TaskContext]:
+    """Open what tasks share; `writer` is both the fast and the slow one."""
+    engine = open_engine(database)
+    async with Notifier(database) as notifier:
+        yield TaskContext(
+            fast_writer=writer,
+            slow_writer=writer,
+            events_writer=events_writer,
+            job_queue=JobQueue(writer),
+            notifier=notifier,
+            engine=engine,
+            clock=SystemClock(),
+            metrics=Metrics(),
+            sandbox=idle_sandbox(),
+        )
+    await engine.dispose()
+
+
+def spec_of(partition: str) -> TaskSpec:
+    (spec,) = [one for one in all_tasks(TaskIntervals()) if one.partition == partition]
+    return spec
+
+
 async def test_a_run_looks_for_expired_leases_where_the_last_one_ended(database: str) -> None:
     """Leases that are over stay in the index while an old snapshot may see them."""
-    (spec,) = [one for one in all_tasks(TaskIntervals()) if one.partition == "upkeep/leases"]
-    engine = open_engine(database)
-    async with LowBounds(database) as writer, Notifier(database) as notifier:
-        task = spec.create(
-            TaskContext(
-                fast_writer=writer,
-                slow_writer=writer,
-                job_queue=JobQueue(writer),
-                notifier=notifier,
-                engine=engine,
-                clock=SystemClock(),
-                metrics=Metrics(),
-                sandbox=idle_sandbox(),
-            )
-        )
+    async with (
+        LowBounds(database) as writer,
+        context_of(database, writer, events_writer=writer) as context,
+    ):
+        task = spec_of("upkeep/leases").create(context)
         for _ in range(3):
             await task.run(always)
-    await engine.dispose()
     first, *later_lows = writer.lows
     assert first == "-infinity"
     assert len(later_lows) == 2
     assert all(isinstance(low, datetime) for low in later_lows)
+
+
+async def test_a_look_at_awaited_messages_keeps_no_other_task_waiting(database: str) -> None:
+    """A writer runs one statement at a time."""
+    shared = LogWriter(database, kind="upkeep")
+    async with (
+        LogWriter(database, kind="events") as writer,
+        context_of(database, shared, events_writer=writer) as context,
+    ):
+        await spec_of("upkeep/events").create(context).run(always)
+    assert shared.id == 0, "it has run no statement"
 
 
 # Jobs
@@ -894,7 +920,7 @@ async def test_maintenance_survives_lost_connections(
 ) -> None:
     subscription = await installation.subscribe()
     run()
-    for name in (SESSION_NAME, "rooms upkeep", "rooms chores"):
+    for name in (SESSION_NAME, "rooms upkeep", "rooms chores", "rooms events"):
         copy = await queued(installation, subscription, lifetime_s=0.0)
         await until(
             lambda copy=copy: is_in(installation, copy, State.EXPIRED),  # type: ignore[misc]

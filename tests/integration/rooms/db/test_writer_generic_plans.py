@@ -50,6 +50,8 @@ STATEMENTS = {
     "decide sidelined in order": outcomes._DECIDE_SIDELINED_ORDERED,
     "disable": throttle._DISABLE,
     "completed": completion._COMPLETE,
+    "completed in turn": completion._COMPLETE_IN_TURN,
+    "due for completion": completion._COUNT_DUE,
     "waiting events": batches._EVENTS,
     "take events": batches._TAKE,
     "ack in order": ack._ACK_ORDERED,
@@ -101,6 +103,7 @@ OWN = {
     "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"}, "unloaded": {"sidelined_unloaded"},
     "unloaded sidelines": {"sidelined_unloaded"}, "placed of": {"sidelined_subscription"},
     "adopt": {"upkeep_marks_pkey"}, "completed": {"operational_messages_check"},
+    "completed in turn": {"operational_messages_room"}, "due for completion": {"operational_messages_check"},
 }  # fmt: skip
 # These choose from a hundred thousand rows and more, which their index has in order.
 SORTED = {"release held", "drain", "probe", "unloaded", "unloaded sidelines", "placed of"}
