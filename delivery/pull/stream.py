@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from delivery.pull.dispatch import ConsumerHandle, ConsumerState
+from delivery.pull.lease_quota import MAX_STREAM_LEASES, LeaseQuota
 from delivery.pull.requests import Lease, StreamRequest
 from delivery.pull.responses import message_json, peeked_json
 from delivery.pull.selective import PAUSE_BYTES, ScanCursor
@@ -85,11 +86,13 @@ class Stream:
         credit: int,
         renews_credit: bool,
         peeks: Sequence[PeekSource],
+        quota: LeaseQuota,
         holder: KeyId | None = None,
     ) -> None:
         """Lease for `selections`, or read from `peeks`, one per selection, if the stream browses.
 
-        `renews_credit`: each settled message allows another one. `holder`: the client's API key.
+        `renews_credit`: each settled message allows another one. `quota`: its organisation's.
+        `holder`: the client's API key.
         """
         self.targets = [selection.target for selection in selections]
         self.request = request
@@ -102,6 +105,7 @@ class Stream:
         self._waiters = waiters
         self._selections = selections
         self._peeks = peeks
+        self._quota = quota
         self._holder = holder
         self._credit = MAX_CREDIT if peeks else credit
         self._loop = asyncio.get_running_loop()
@@ -110,16 +114,20 @@ class Stream:
         self._wake = asyncio.Event()
         self._max_unsettled = MAX_UNSETTLED
         self._stalled = False
+        self._lacks_room = False
+        """It, or its organisation, tracks as many leases as it may."""
         self._send_timeout: asyncio.Timeout | None = None
 
     @property
     def needs_inspection(self) -> bool:
         """Return whether those of its leases that are over must be found.
 
-        They would give it credit, of which it has none left, or they fill the memory.
+        They would give it credit, of which it has none left, or they fill the memory, or their
+        places are wanted: by itself, or by another stream of its organisation.
         """
-        is_starved = self.renews_credit and self._credit <= 0 and bool(self.unsettled)
-        return is_starved or len(self.unsettled) > self._max_unsettled
+        is_starved = self.renews_credit and self._credit <= 0
+        are_wanted = is_starved or self._lacks_room or self._quota.has_waiting
+        return (are_wanted and bool(self.unsettled)) or len(self.unsettled) > self._max_unsettled
 
     def on_inspected(self) -> None:
         """Record that the leases left are live: the next inspection is when they have doubled."""
@@ -146,10 +154,17 @@ class Stream:
         self._update_interest()
 
     def close(self) -> None:
-        """Leave the wait queues."""
+        """Leave the wait queues. The caller removes the leases."""
+        self._quota.stop_waiting(self._on_room)
         for selection, handle in zip(self._selections, self._handles, strict=True):
             self._waiters.remove_reader(selection, handle)
-        self._handles = []
+        self._selections, self._handles = [], []
+
+    def remove_leases(self, count: int) -> list[Lease]:
+        """Remove so many of the leases that it tracks, which may be all, and return them."""
+        removed = [self.unsettled.popitem()[0] for _ in range(min(count, len(self.unsettled)))]
+        self._quota.release(len(removed))
+        return removed
 
     def grant(self, credit: int) -> None:
         """Add credit for so many messages."""
@@ -160,7 +175,12 @@ class Stream:
     def on_settled(self, leases: Sequence[Lease]) -> None:
         """Record that these leases are over."""
         done = sum(self.unsettled.pop(lease, None) is not None for lease in leases)
-        if done and self.renews_credit:
+        if not done:
+            return
+        self._quota.release(done)
+        if self._lacks_room and len(self.unsettled) < MAX_STREAM_LEASES:
+            self._on_room()
+        if self.renews_credit:
             self.grant(done)
 
     def end(self, reason: EndReason) -> None:
@@ -181,7 +201,7 @@ class Stream:
         deadline = self._loop.time() + wait_s
         while self.end_reason is None:
             self._wake.clear()  # first, so that a notification during the lease is not lost
-            while self._notified and self._credit > 0 and self.end_reason is None:
+            while self._notified and self._can_lease and self.end_reason is None:
                 index = next(iter(self._notified))
                 del self._notified[index]
                 if (batch := await self._read_from(index)) is not None:
@@ -215,20 +235,49 @@ class Stream:
             return StreamBatch(selection.target, messages) if messages else None
         if handle.state is not ConsumerState.NOTIFIED:
             # It pulled too late and was passed over: it is interested again.
-            self._update_interest()
+            self._waiters.set_interest(selection, handle, interested=self._is_interested)
             return None
-        rows = await self._waiters.pull(selection, handle, min(self._credit, BATCH_SIZE))
+        rows = await self._lease(selection, handle)
         if handle.state is ConsumerState.NOTIFIED:
             self._notified[index] = None  # at the end, so that the other queues have their turn
         if not rows:
             return None
         self._credit -= len(rows)
-        if self.tracks_leases:
-            for row in rows:
-                self.unsettled[row[0], row[1]] = selection.target
         if self._credit <= 0:
             self._update_interest()
         return StreamBatch(selection.target, [message_json(row) for row in rows], rows)
+
+    async def _lease(
+        self, selection: PullSelection, handle: ConsumerHandle[Consumer[LeasedRow]]
+    ) -> Sequence[LeasedRow]:
+        """Lease what comes next, as far as it may track the leases."""
+        limit = min(self._credit, BATCH_SIZE)
+        if not self.tracks_leases:
+            return await self._waiters.pull(selection, handle, limit)
+        limit = min(limit, MAX_STREAM_LEASES - len(self.unsettled))
+        reserved = self._quota.reserve(limit)
+        if not reserved:
+            # What waits is for other consumers, until leases are settled or end.
+            self._lacks_room = True
+            if limit > 0:
+                self._quota.wait(self._on_room)
+            self._update_interest()
+            return ()
+        unused = reserved
+        try:
+            rows = await self._waiters.pull(selection, handle, reserved)
+            unused -= len(rows)
+        finally:
+            self._quota.release(unused)
+        for row in rows:
+            self.unsettled[row[0], row[1]] = selection.target
+        return rows
+
+    def _on_room(self) -> None:
+        self._lacks_room = False
+        self._quota.stop_waiting(self._on_room)
+        self._update_interest()
+        self._wake.set()
 
     def _on_work(self, index: int) -> None:
         self._notified[index] = None
@@ -238,11 +287,18 @@ class Stream:
         self._stalled = True
         self._update_interest()
 
+    @property
+    def _can_lease(self) -> bool:
+        return self._credit > 0 and not self._lacks_room
+
+    @property
+    def _is_interested(self) -> bool:
+        return self._can_lease and not self._stalled
+
     def _update_interest(self) -> None:
         """Report to the wait queues whether it can take something."""
-        interested = self._credit > 0 and not self._stalled
         for selection, handle in zip(self._selections, self._handles, strict=True):
-            self._waiters.set_interest(selection, handle, interested=interested)
+            self._waiters.set_interest(selection, handle, interested=self._is_interested)
 
 
 class Peek:

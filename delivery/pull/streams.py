@@ -1,7 +1,7 @@
 """Keep the streams of one process: open and close them, settle their leases, and end them."""
 
 import asyncio
-import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Self
@@ -10,6 +10,8 @@ from weakref import WeakValueDictionary
 
 from delivery.pull.access import AccessMonitor, WatchedConsumer
 from delivery.pull.consumer_limit import ConsumerLimit, stream_weight
+from delivery.pull.lease_inspection import LeaseInspection
+from delivery.pull.lease_quota import LeaseQuota
 from delivery.pull.leases import AckResults, LeaseService, LeaseStatus
 from delivery.pull.requests import (
     AckRequest,
@@ -25,19 +27,11 @@ from rooms.db.leases.release import LeaseQueries
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
 from rooms.domain.principal import Principal
-from rooms.errors import TransientError
-from rooms.outages import OUTAGES
-
-_log = logging.getLogger(__name__)
 
 INITIAL_CREDIT: Final = 100
 DRAIN_TIMEOUT_S: Final = 2.0
-INSPECTION_INTERVAL_S: Final = 1.0
-MAX_INSPECTION_INTERVAL_S: Final = 10.0
-MAX_INSPECTED: Final = 1000
-"""The most leases in one statement."""
-_INSPECTION_SHARE: Final = 10
-_INSPECTION_OUTAGE: Final = "looks for leases of streams that are over failed"
+MAX_FORGOTTEN: Final = 1000
+"""The most leases of closed streams that are removed in one turn of the loop."""
 
 
 class Streams:
@@ -66,21 +60,27 @@ class Streams:
         self._browsing_turns: WeakValueDictionary[OrganisationId, asyncio.Lock] = (
             WeakValueDictionary()
         )
+        self._quotas: WeakValueDictionary[OrganisationId, LeaseQuota] = WeakValueDictionary()
+        self._closed_streams: deque[Stream] = deque()
+        """Streams whose leases are still to be removed."""
+        self._removal: asyncio.Task[None] | None = None
         self._has_streams = asyncio.Event()
         self._inspection: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self._closing = False
 
     async def __aenter__(self) -> Self:
-        self._inspection = asyncio.create_task(self._inspect_forever())
+        inspection = LeaseInspection(self._lease_store, self._open, self._forget)
+        self._inspection = asyncio.create_task(inspection.run_forever(self._has_streams))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.end_all()
-        if self._inspection is not None:
-            self._inspection.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._inspection
+        for task in (self._inspection, self._removal):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     def end_all(self) -> None:
         """End all streams before the process stops."""
@@ -142,6 +142,7 @@ class Streams:
             credit=credit,
             renews_credit=renews_credit,
             peeks=peeks,
+            quota=self._quotas.setdefault(organisation, LeaseQuota()),
             holder=principal.key_id,
         )
         stream.start()
@@ -170,8 +171,26 @@ class Streams:
         )
         self._closed.set()
         stream.close()
-        for lease in stream.unsettled:
-            self._stream_by_lease.pop(lease, None)
+        self._remove_leases(stream)
+        if stream.unsettled:
+            self._closed_streams.append(stream)
+            if self._removal is None:
+                self._removal = asyncio.create_task(self._remove_remaining_leases())
+
+    def _remove_leases(self, stream: Stream) -> None:
+        for lease in stream.remove_leases(MAX_FORGOTTEN):
+            if self._stream_by_lease.get(lease) is stream:
+                del self._stream_by_lease[lease]
+
+    async def _remove_remaining_leases(self) -> None:
+        """Remove the leases of closed streams, some at a time: others use the loop in between."""
+        while self._closed_streams:
+            await asyncio.sleep(0)
+            stream = self._closed_streams[0]
+            self._remove_leases(stream)
+            if not stream.unsettled:
+                self._closed_streams.popleft()
+        self._removal = None
 
     def on_sent(self, stream: Stream, batch: StreamBatch) -> None:
         """Record that the client has got these messages."""
@@ -270,50 +289,3 @@ class Streams:
                 return await self._lease_service.extend(
                     key, leases, lease_ms=request.lease_ms
                 ), False
-
-    async def _inspect_forever(self) -> None:
-        pause_s = INSPECTION_INTERVAL_S
-        while True:
-            await self._has_streams.wait()
-            await asyncio.sleep(pause_s)
-            begun = self._loop.time()
-            try:
-                await self._inspect_leases()
-            except TransientError as exc:
-                OUTAGES.record_failure(exc, _INSPECTION_OUTAGE)
-            except Exception as exc:  # noqa: BLE001 - the next inspection may succeed
-                _log.warning("an inspection of leases of streams failed, retrying: %s", exc)
-            else:
-                OUTAGES.record_success(_INSPECTION_OUTAGE)
-            share_s = _INSPECTION_SHARE * (self._loop.time() - begun)
-            pause_s = min(MAX_INSPECTION_INTERVAL_S, max(INSPECTION_INTERVAL_S, share_s))
-
-    async def _inspect_leases(self) -> None:
-        """Forget leases that ended, or were settled by another process, where that matters."""
-        streams = [stream for stream in self._open if stream.needs_inspection]
-        leases: list[tuple[PullTarget, Lease]] = []
-        for stream in streams:
-            leases += [(key, lease) for lease, key in stream.unsettled.items()]
-            while len(leases) >= MAX_INSPECTED:
-                await self._forget_ended(leases[:MAX_INSPECTED])
-                del leases[:MAX_INSPECTED]
-        if leases:
-            await self._forget_ended(leases)
-        for stream in streams:
-            stream.on_inspected()
-
-    async def _forget_ended(self, leases: Sequence[tuple[PullTarget, Lease]]) -> None:
-        found = await self._lease_store.inspect(
-            [(key.room, key.subscription, delivery) for key, (delivery, _) in leases]
-        )
-        ended: dict[PullTarget, list[Lease]] = {}
-        for index, (key, lease) in enumerate(leases):
-            delivery = found.get(index)
-            if (
-                delivery is None
-                or not delivery.leased
-                or delivery.generation != int.from_bytes(lease[1], "big")
-            ):
-                ended.setdefault(key, []).append(lease)
-        for key, own in ended.items():
-            self._forget(key, own)
