@@ -16,8 +16,9 @@ in this order:
                       `failure_cache` until it is recorded
     outcome_writer    commits outcomes in batches; then the task is settled
 
-Beside this path, `release_held` queues held deliveries again, `test_call` calls a webhook on
-request of a user, and `process` builds a worker from the settings.
+Beside this path, `task_source` is the port by which tasks come, `release_held` queues held
+deliveries again, `test_call` calls a webhook on request of a user, and `process` builds a worker
+from the settings.
 
 | failure | what follows |
 | --- | --- |
