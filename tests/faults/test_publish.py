@@ -19,7 +19,12 @@ from rooms.db.publish.request_rows import InsertRows, RouteRows
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import RoomId
 from rooms.domain.state_machine import SubscriptionType
-from rooms.errors import RoomsError, StorageRefusedError, StorageUnavailableError
+from rooms.errors import (
+    LockTimeoutError,
+    RoomsError,
+    StorageRefusedError,
+    StorageUnavailableError,
+)
 from rooms.publishing.commit_outcomes import KeyReused
 from rooms.publishing.group_commit import GroupCommitter
 from rooms.publishing.publisher import PublishResult
@@ -253,7 +258,7 @@ async def test_a_process_that_hangs_with_a_key_blocks_others_only_briefly(
             )
     assert [type(outcome) for outcome in outcomes] == [
         type(None),
-        StorageRefusedError,
+        LockTimeoutError,
         type(None),
         type(None),
     ]
