@@ -1,9 +1,12 @@
 """Load the files of TLS: the server's certificate and key, authorities, and revocation lists."""
 
+import os
 import re
 import ssl
+import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -137,16 +140,29 @@ def _load_lists(context: ssl.SSLContext, path: Path, authorities: bytes) -> Revo
         if not lists:
             raise ValueError("it contains no X509 CRL in PEM")
         _check_signatures(lists, x509.load_pem_x509_certificates(authorities))
-        with tempfile.NamedTemporaryFile() as only_lists:
-            only_lists.write(b"\n".join(texts))
-            only_lists.flush()
-            context.load_verify_locations(cafile=only_lists.name)
+        with _file_of(b"\n".join(texts)) as only_lists:
+            context.load_verify_locations(cafile=only_lists)
         ends = [one.next_update_utc for one in lists if one.next_update_utc is not None]
         found = RevocationLists(_revoked(lists), min(ends, default=None))
     except (ssl.SSLError, OSError, ValueError) as exc:
         raise _unusable("ROOMS_TLS_CLIENT_CRL", path, exc) from exc
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return found
+
+
+@contextmanager
+def _file_of(content: bytes) -> Iterator[str]:
+    """Yield the path of a file with this content; OpenSSL takes lists from files only."""
+    if sys.platform == "linux":  # in memory, as a container may have no folder that takes files
+        with os.fdopen(os.memfd_create("revocation lists"), "wb") as file:
+            file.write(content)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            yield file.name
 
 
 def _check_signatures(
