@@ -1,7 +1,7 @@
 """Serve changes of `/v1/messages/{id}`: cancel a message, or change its due time."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Final
 
@@ -25,7 +25,8 @@ from rooms.db.queries.message_scope import (
 )
 from rooms.db.queue import withdraw as withdrawals
 from rooms.db.queue.withdraw import ChangeOutcome, DeliveryChange
-from rooms.domain.ids import MessageId, room_of
+from rooms.db.writer import LogWriter
+from rooms.domain.ids import DeliveryId, MessageId, room_of
 from rooms.domain.message import MAX_DELAY_MS, DeliverySchedule
 from rooms.domain.principal import Principal
 from rooms.domain.room import destination_name
@@ -36,6 +37,8 @@ _TAGS: Final = ["messages"]
 WRITE: Final = require_scopes(Scope.PUBLISH, Scope.OPERATE, allows=OF_EVENTS)
 _CANCELLED: Final = "withdrawn"
 _RESCHEDULED: Final = "moved"
+PAGE: Final = withdrawals.MAX_CHANGED
+"""Deliveries that are changed at a time; an answer lists no more."""
 
 
 class RescheduleMessage(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -69,8 +72,8 @@ class DeliveryChangeResult(Struct, kw_only=True):
 class CancelMessageResponse(Struct, kw_only=True):
     """Describe what happened to each delivery of a cancelled message.
 
-    `results` counts all deliveries by result. A publisher that is not the room's owner finds in
-    `deliveries` only its own subscriptions, unless the room is transparent.
+    `results` counts all deliveries by result, `deliveries` lists the first 20,000. A publisher that
+    is not the room's owner finds there only its own subscriptions, unless the room is transparent.
     """
 
     message_id: str
@@ -117,17 +120,20 @@ async def cancel(
 ) -> CancelMessageResponse:
     """Cancel the deliveries of a message. NotFoundError, ConflictError."""
     view = await _find_message(services, principal, identity)
-    async with services.writer_turns.turn(principal.organisation_id) as writer:
-        changes = await withdrawals.cancel_message(writer, view.identity)
-    _reject_unchanged(changes, _CANCELLED)
-    _notify_queued(services, changes)  # the next delivery of its ordering key can start
+    # Where one is cancelled, the next delivery of its ordering key can start.
+    changes = _Changes(_CANCELLED)
+    await changes.make(
+        services,
+        principal,
+        lambda writer, after: withdrawals.cancel_message(writer, identity, after=after, limit=PAGE),
+    )
     await change.record()
     async with transaction(services.engine) as connection:
-        named = await _named_changes(connection, view, changes)
+        named = await _named_changes(connection, view, changes.listed)
     return CancelMessageResponse(
-        message_id=view.identity,
-        deliveries=_delivery_results(view.identity, named, _CANCELLED),
-        results=_count_results(changes, _CANCELLED),
+        message_id=identity,
+        deliveries=_delivery_results(identity, named, _CANCELLED),
+        results=changes.results(),
     )
 
 
@@ -166,21 +172,75 @@ async def reschedule(
     """Change the due time of a message. InvalidError, NotFoundError, ConflictError."""
     due = _to_schedule(services, request)
     view = await _find_message(services, principal, identity)
-    async with services.writer_turns.turn(principal.organisation_id) as writer:
-        changes = await withdrawals.reschedule_message(writer, identity, due)
-    _reject_unchanged(changes, _RESCHEDULED)
-    _notify_queued(services, changes)
+    changes = _Changes(_RESCHEDULED)
+
+    async def move(writer: LogWriter, after: DeliveryId | None) -> list[DeliveryChange]:
+        nonlocal due
+        if due.at_us is None and changes.count_done():
+            # A delay counts from the first statement on: the message has got its time by it.
+            async with transaction(services.engine) as connection:
+                found = await records.find_message(connection, room_of(identity), identity)
+            due = DeliverySchedule.from_request(delay_ms=None, deliver_at=found.due_at)
+        return await withdrawals.reschedule_message(writer, identity, due, after=after, limit=PAGE)
+
+    await changes.make(services, principal, move)
     await change.record()
     async with transaction(services.engine) as connection:
         found = await records.find_message(connection, room_of(identity), identity)
-        named = await _named_changes(connection, view, changes)
+        named = await _named_changes(connection, view, changes.listed)
     return RescheduleMessageResponse(
         message_id=identity,
         due_at=found.due_at,
         expires_at=found.expires_at,
         deliveries=_delivery_results(identity, named, _RESCHEDULED),
-        results=_count_results(changes, _RESCHEDULED),
+        results=changes.results(),
     )
+
+
+class _Changes:
+    """Make the changes of a message's deliveries page by page, and keep their results."""
+
+    def __init__(self, done_label: str) -> None:
+        self._done_label = done_label
+        self._counts: Counter[str] = Counter()
+        self.listed: list[DeliveryChange] = []
+        """The first of them, as many as the answer lists."""
+
+    async def make(
+        self,
+        services: ApiServices,
+        principal: Principal,
+        change_page: Callable[[LogWriter, DeliveryId | None], Awaitable[list[DeliveryChange]]],
+    ) -> None:
+        """Change a page after the other; each waits for its turn.
+
+        A request that ends in between can be repeated. ConflictError: nothing could be changed.
+        """
+        after: DeliveryId | None = None
+        while True:
+            async with services.writer_turns.turn(principal.organisation_id) as writer:
+                page = await change_page(writer, after)
+            _notify_queued(services, page)
+            self._counts.update(_result_label(one, self._done_label) for one in page)
+            if after is None:
+                self.listed = page
+            if len(page) < PAGE:
+                break
+            after = page[-1].delivery_id
+        if not self.count_done():
+            found = (
+                ", ".join(f"{count} {result}" for result, count in self.results().items())
+                or "it has no deliveries"
+            )
+            raise ConflictError(f"nothing could be {self._done_label}: {found}")
+
+    def count_done(self) -> int:
+        """Return how many deliveries were changed."""
+        return self._counts[self._done_label]
+
+    def results(self) -> dict[str, int]:
+        """Return the number of deliveries by result."""
+        return dict(sorted((+self._counts).items()))
 
 
 def _notify_queued(services: ApiServices, changes: Sequence[DeliveryChange]) -> None:
@@ -221,20 +281,6 @@ async def _named_changes(
         connection, view.scope, {one.subscription_id for one in changes}
     )
     return [one for one in changes if one.subscription_id not in others]
-
-
-def _reject_unchanged(changes: Sequence[DeliveryChange], done_label: str) -> None:
-    if not any(one.outcome is ChangeOutcome.DONE for one in changes):
-        counts = _count_results(changes, done_label)
-        found = (
-            ", ".join(f"{count} {result}" for result, count in counts.items())
-            or "it has no deliveries"
-        )
-        raise ConflictError(f"nothing could be {done_label}: {found}")
-
-
-def _count_results(changes: Sequence[DeliveryChange], done_label: str) -> dict[str, int]:
-    return dict(sorted(Counter(_result_label(one, done_label) for one in changes).items()))
 
 
 def _result_label(change: DeliveryChange, done_label: str) -> str:

@@ -1,6 +1,6 @@
 """Let organisations take turns at the connection that changes deliveries on request.
 
-An API process has one for cancelling, rescheduling, redelivering and skipping. A message may have
+An API process has one for cancelling, rescheduling, redelivering and skipping. A change may be of
 20,000 deliveries, so the requests of one organisation must not queue in front of all others.
 """
 

@@ -1,7 +1,8 @@
 """Cancel a message or change its due time before it is delivered, as its publisher requests.
 
-Each is one statement over the deliveries of a message, through an isolated writer. If another
-process takes one of them at the same moment, one of the two is first, and the other starts again.
+Each is one statement over the deliveries of a message, or over a page of them, through an isolated
+writer. If another process takes one of them at the same moment, one of the two is first, and the
+other starts again.
 Work rows are changed before deliveries and in the order of their ids, as in every statement that
 takes work. A delivery that a worker has claimed or a consumer has leased is in flight and stays as
 it is.
@@ -45,8 +46,8 @@ _IN_FLIGHT: Final = f"""(o.kind = {WorkLocation.PULL_TO_RELAY:d} AND o.worker IS
         OR o.kind NOT IN ({WorkLocation.PUSH_TO_RELAY:d}, {WorkLocation.PULL_TO_RELAY:d}) AND o.claimed_until > now() AND {session_lives("o.worker")})"""
 _DELIVERIES: Final = """c AS MATERIALIZED (
     SELECT d.room_id, d.id, d.subscription_id, d.state FROM deliveries d
-    WHERE d.room_id = %(room)s::int4 AND d.id >= %(low)s::uuid AND d.id < %(high)s::uuid
-        AND d.message_id = %(message)s::uuid ORDER BY d.id
+    WHERE d.room_id = %(room)s::int4 AND d.id > %(after)s::uuid AND d.id < %(high)s::uuid
+        AND d.message_id = %(message)s::uuid ORDER BY d.id LIMIT %(limit)s::int4
 )"""
 # The end of a statement, after the count of its log rows.
 _RESULT_COLUMNS: Final = f""", NULL, NULL, NULL, NULL, NULL
@@ -132,24 +133,40 @@ class DeliveryChange:
     outcome: ChangeOutcome
 
 
-async def cancel_message(writer: LogWriter, message: MessageId) -> list[DeliveryChange]:
+MAX_CHANGED: Final = 20_000
+"""The most deliveries of one statement. A message has more where it was replayed many times."""
+
+
+async def cancel_message(
+    writer: LogWriter,
+    message: MessageId,
+    *,
+    after: DeliveryId | None = None,
+    limit: int = MAX_CHANGED,
+) -> list[DeliveryChange]:
     """Cancel the unfinished deliveries of a message that are not in flight.
 
-    Return every delivery by id. No attempt is started any more for those that are done. Errors:
-    those of `LogWriter.run`.
+    Return every delivery by id: the first `limit` of those after `after`. No attempt is started any
+    more for those that are done. Errors: those of `LogWriter.run`.
     """
-    return await _run(writer, _CANCEL, message, {})
+    return await _run(writer, _CANCEL, message, {"after": after, "limit": limit})
 
 
 async def reschedule_message(
-    writer: LogWriter, message: MessageId, due: DeliverySchedule
+    writer: LogWriter,
+    message: MessageId,
+    due: DeliverySchedule,
+    *,
+    after: DeliveryId | None = None,
+    limit: int = MAX_CHANGED,
 ) -> list[DeliveryChange]:
     """Change the due time of a message's waiting deliveries, and move their expiry by as much.
 
-    Return every delivery. A held delivery was due before, and stays. Those that are done are one
-    generation on. Errors: those of `LogWriter.run`.
+    Return every delivery by id: the first `limit` of those after `after`. A held delivery was due
+    before, and stays. Those that are done are one generation on. Errors: those of `LogWriter.run`.
     """
-    return await _run(writer, _RESCHEDULE, message, {"wait_ms": due.delay_ms, "at_us": due.at_us})
+    values = {"wait_ms": due.delay_ms, "at_us": due.at_us, "after": after, "limit": limit}
+    return await _run(writer, _RESCHEDULE, message, values)
 
 
 async def _run(
@@ -160,7 +177,8 @@ async def _run(
         **values,
         "room": room_of(message),
         "message": message,
-        "low": first_id(at_ms),
+        # No id is the first of its millisecond, as an id has a version and a variant.
+        "after": values["after"] or first_id(at_ms),
         "high": first_id(at_ms + 1),
         "life": LIVENESS_LOCK,
         "host": writer.host,

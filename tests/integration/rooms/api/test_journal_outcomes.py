@@ -116,9 +116,9 @@ async def test_the_entry_of_a_change_waits_for_no_share_of_connections(
     shares = ConnectionShares(1, on_refusal=lambda: None, wait_s=0.01)
     cancelled = withdraw.cancel_message
 
-    async def cancel_beside_others(*args: Any) -> Any:
+    async def cancel_beside_others(*args: Any, **page: Any) -> Any:
         """Let others use up the share once the message is cancelled."""
-        found = await cancelled(*args)
+        found = await cancelled(*args, **page)
         shares.enter(OrganisationId("busy"))
         busy.set()
         await held.wait()

@@ -3,6 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
+from rooms.api import message_changes
 from rooms.db.queue.claims import Outbox
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import MessageId
@@ -106,6 +109,36 @@ async def test_a_cancelled_delivery_is_never_attempted(api: Api) -> None:
     assert "2 cancelled" in again.json()["detail"]
     # Its id stays taken: a repeated request does not publish what was withdrawn.
     assert (await api.publish(room, "made", {"a": 1}, id="a"))["message_id"] == message
+
+
+async def test_a_message_with_many_deliveries_is_cancelled_page_by_page(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_changes, "PAGE", 2)
+    room = await a_room(api, *["PUSH"] * 4, "PULL")
+    message, other = [await publish(api, room) for _ in range(2)]
+    answer = await api.call("DELETE", f"/messages/{message}")
+    assert results(answer) == ["withdrawn"] * 2, "the first of them are listed"
+    assert answer.json()["results"] == {"withdrawn": 5}
+    assert (await read(api, message))["states"] == {"cancelled": 5}
+    assert (await read(api, other))["states"] == {"queued": 5}
+    again = await api.call("DELETE", f"/messages/{message}")
+    assert "5 cancelled" in again.json()["detail"]
+
+
+async def test_a_message_with_many_deliveries_moves_to_one_time(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_changes, "PAGE", 2)
+    room = await a_room(api, *["PUSH"] * 4)
+    message = await publish(api, room, delay_ms=HOUR_MS, ttl_ms=HOUR_MS)
+    answer = await api.call("PATCH", f"/messages/{message}", json={"delay_ms": 2 * HOUR_MS})
+    assert answer.json()["results"] == {"moved": 4}
+    times = await api.sql("SELECT DISTINCT due_at, expires_at FROM outbox")
+    moved = answer.json()
+    assert times == [
+        (datetime.fromisoformat(moved["due_at"]), datetime.fromisoformat(moved["expires_at"]))
+    ]
 
 
 async def gone(api: Api) -> bool:
