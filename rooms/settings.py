@@ -114,7 +114,7 @@ class Settings:
     farm: str
     """Name of this installation in stores that several installations share."""
     client: str
-    """Second part of that name."""
+    """Second part of that name. Joined by `-`: `a-b` with `c` is the same as `a` with `b-c`."""
     allow_targets: tuple[IpNetwork, ...]
     """Networks that webhooks may reach although they are private. `make run` opens loopback."""
     refuse_ports: frozenset[int]
