@@ -29,7 +29,7 @@ from rooms.errors import (
     NotFoundError,
     SuspendedError,
 )
-from rooms.publishing import routing
+from rooms.publishing import prepare, routing
 from rooms.publishing.cel_filter import FilterInput
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
@@ -639,8 +639,11 @@ def test_no_more_unknown_destinations_are_named_than_an_answer_has(
 
 
 @pytest.mark.parametrize("schema", ['{"type": "object"}', '{"$ref": "#none"}'])
-def test_a_batch_lets_others_go_on_after_each_schema_that_it_builds(schema: str) -> None:
+def test_a_batch_lets_others_go_on_after_each_schema_that_it_builds(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Build those of ten event types, valid or not: each may take tens of milliseconds."""
+    monkeypatch.setattr(prepare, "SLICE_NS", 10**12)
     names = [f"type{number}" for number in range(10)]
     table = RoutingTable(a_plan(versions=tuple(VersionRecord(name, 1, schema) for name in names)))
 
