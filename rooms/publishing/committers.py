@@ -4,7 +4,8 @@ A request with an Idempotency-Key, with a caller's id, or with a delivery that k
 in PostgreSQL for any other one with the same key, until that is committed. In a group all others
 would wait with it. So those that take such locks have a connection of their own, as have large
 ones, and neither waits for a lock for long: what waited in vain goes to a further connection, for a
-while together with all in its room that takes locks. Only there do requests wait for each other.
+while together with all in its room that takes locks. Only there do requests wait for each other,
+a room at a time, and organisations take turns.
 """
 
 from collections.abc import Callable
@@ -45,12 +46,15 @@ class Committers:
     def choose_for_contended(self, room: RoomId) -> GroupCommitter:
         """Return the committer for requests of a room that waited in vain for a lock."""
         now = self.monotonic()
-        for known, until in list(self._contended_until.items()):
-            if until <= now:
+        for known in list(self._contended_until):
+            if not self._is_contended(known):
                 del self._contended_until[known]
         self._contended_until[room] = now + CONTENDED_S
         return self.contended
 
     def _is_contended(self, room: RoomId) -> bool:
         until = self._contended_until.get(room)
-        return until is not None and self.monotonic() < until
+        if until is None:
+            return False
+        # A later request must not overtake those of its key that still wait there.
+        return self.monotonic() < until or self.contended.has_work_in(room)

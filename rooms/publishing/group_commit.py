@@ -1,8 +1,7 @@
 """Commit requests in groups: those that arrive during a commit share the next one.
 
-Organisations take turns, one request each, so the requests of one do not fill the groups that
-another waits for. A large request is a group of its own, and would hold up all others for as long
-as it takes: those of more than `LARGE_ROWS` or `LARGE_BYTES` have a connection of their own.
+A large request is a group of its own, and would hold up all others for as long as it takes: those
+of more than `LARGE_ROWS` or `LARGE_BYTES` have a connection of their own.
 
 Of requests with the same idempotency key or caller id, only the first is written. Its outcome is
 that of the others, as far as it decides them; else the next one is written.
@@ -12,7 +11,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, Self
 
 from rooms.burst_pacing import BurstPacer
@@ -34,6 +33,7 @@ from rooms.publishing.commit_outcomes import (
     find_used_ids,
 )
 from rooms.publishing.pending_requests import UniqueKeys
+from rooms.publishing.request_queues import MAX_ROWS, PendingRequest, RequestQueues
 
 _log = logging.getLogger(__name__)
 
@@ -49,18 +49,16 @@ MAX_LINGER_S: Final = 0.006
 Then the machine or its disk is busy, clients take longer to come back, and each commit that is
 saved counts.
 """
-MAX_ROWS: Final = 2_000
 PACED_ROWS: Final = 500
-"""The same of bulk work, while it is paced: the commits of others wait for its bytes."""
-MAX_BYTES: Final = 4 * 1024 * 1024
+"""Most rows of a group of bulk work while it is paced: the commits of others wait for its bytes."""
 LARGE_ROWS: Final = 200
 """A request with more messages and deliveries is large."""
 LARGE_BYTES: Final = 1024 * 1024
 """A request with more bytes of payload is large."""
-_OVERHEAD_BYTES: Final = 1024
-"""A request takes about so many bytes beside payloads, and so does each message or delivery."""
 _MAX_ROUNDS: Final = 8
 _MAX_REFUSALS: Final = 3
+_MAX_LOCKED_ROOMS: Final = 2
+"""After so many rooms of an organisation in a group waited in vain, its others are not tried."""
 _NEARLY_ALL: Final = 0.75
 """The part of the expected requests for which a wait was not in vain."""
 _PER_MISS: Final = 2
@@ -69,36 +67,6 @@ _MAX_MISSES: Final = 5
 """With so many, one commit in 32 waits."""
 
 WriteGroup = Callable[[Sequence[InsertRows]], Awaitable[InsertConflict]]
-
-
-class _PendingSubmission:
-    __slots__ = ("_settle", "is_settled", "size", "submission")
-
-    def __init__(self, submission: InsertRows, settle: Settle) -> None:
-        self.submission = submission
-        self.is_settled = False
-        self.size = submission.payload_bytes + _OVERHEAD_BYTES * (1 + submission.row_count)
-        self._settle = settle
-
-    def settle(self, outcome: CommitOutcome | Exception) -> None:
-        """Report the outcome once. An error of the callee must not look like one of the commit."""
-        if self.is_settled:
-            return
-        self.is_settled = True
-        try:
-            self._settle(outcome)
-        except Exception:  # noqa: BLE001 - the others of the group are answered all the same
-            _log.exception("the outcome of a publish could not be reported")
-
-
-class _OrganisationQueue(deque[_PendingSubmission]):
-    """Queue the requests of one organisation."""
-
-    __slots__ = ("bytes",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
 
 
 def is_large(submission: InsertRows) -> bool:
@@ -121,12 +89,15 @@ class GroupCommitter:
         pacer: BurstPacer | None = None,
         is_bulk: bool = False,
         choose_for_contended: "Callable[[RoomId], GroupCommitter] | None" = None,
+        is_contended: bool = False,
     ) -> None:
         """Set callbacks: after the commit of a group, and after a write that PostgreSQL refused.
 
         `pacer`: records organisations, and paces groups if these are bulk work.
         `choose_for_contended` returns the committer of a room's requests that waited for a lock for
-        too long, which must stay open for longer than this one; None: these fail.
+        too long, which must stay open for longer than this one; None: these fail. `is_contended`:
+        this is such a committer. Its groups are of one room each, and fail as a whole where they
+        wait for a lock in vain: the next room has waited as long.
         """
         self._write = write
         self._on_commit = on_commit
@@ -134,17 +105,18 @@ class GroupCommitter:
         self._pacer = pacer or BurstPacer()
         self._is_bulk = is_bulk
         self._choose_for_contended = choose_for_contended
+        self._is_contended = is_contended
+        self._rooms: Counter[RoomId] = Counter()
+        """Requests that wait or are being committed, by room, if this is for contended ones."""
         self._handed_over = 0
         """Requests that another committer has, whose outcomes this one reports."""
         self._rests_of: frozenset[OrganisationId | None] = frozenset()
         """The organisations of the last group, while groups rest."""
         self._rest_ended = asyncio.Event()
-        self._waiting: dict[OrganisationId | None, _OrganisationQueue] = {}
-        """By publisher, in the order of their turns; none is empty."""
-        self._waiting_count = 0
+        self._queues = RequestQueues()
         self._waiting_bytes = 0
         """Of the queues, and of requests behind another one with the same key or id."""
-        self._keys: UniqueKeys[_PendingSubmission] = UniqueKeys()
+        self._keys: UniqueKeys[PendingRequest] = UniqueKeys()
         self._bytes_behind: Counter[OrganisationId | None] = Counter()
         self._has_work = asyncio.Event()
         self._group_ready = asyncio.Event()
@@ -201,7 +173,7 @@ class GroupCommitter:
         """
         if self._closing or self._task is None:
             raise StorageRefusedError("publishing is shutting down")
-        one = _PendingSubmission(submission, settle)
+        one = PendingRequest(submission, settle)
         # One that waits for no other is always accepted, whatever its size.
         if (
             self._waiting_bytes
@@ -215,30 +187,25 @@ class GroupCommitter:
         else:
             self._take_keys_or_wait(one)
 
-    def _may_wait(self, one: _PendingSubmission) -> bool:
+    def _may_wait(self, one: PendingRequest) -> bool:
         """Return whether the bounds of what waits leave room for a further request."""
         organisation, behind = one.submission.organisation, self._bytes_behind
-        own_bytes = behind[organisation]
-        if (queue := self._waiting.get(organisation)) is not None:
-            own_bytes += queue.bytes
-        organisations = len(self._waiting.keys() | behind.keys() | {organisation})
+        own_bytes = behind[organisation] + self._queues.bytes_of(organisation)
+        organisations = len(self._queues.organisations | behind.keys() | {organisation})
         return pending_requests.may_wait(one.size, own_bytes, self._waiting_bytes, organisations)
 
-    def _enqueue(self, one: _PendingSubmission) -> None:
-        queue = self._waiting.get(one.submission.organisation)
-        if queue is None:
-            queue = self._waiting[one.submission.organisation] = _OrganisationQueue()
-        queue.append(one)
-        queue.bytes += one.size
-        self._waiting_count += 1
+    def _enqueue(self, one: PendingRequest) -> None:
+        self._queues.add(one)
+        if self._is_contended:
+            self._rooms[one.submission.room_id] += 1
         self._has_work.set()
-        if self._expected and self._waiting_count >= self._expected:
+        if self._expected and self._queues.count >= self._expected:
             self._group_ready.set()
         if self._rests_of and one.submission.organisation not in self._rests_of:
             self._rest_ended.set()
 
     def _take_keys_or_wait(
-        self, one: _PendingSubmission, behind: Sequence[_PendingSubmission] = ()
+        self, one: PendingRequest, behind: Sequence[PendingRequest] = ()
     ) -> None:
         """Queue a request, or let it wait for another one; those `behind` wait for it already."""
         if self._keys.take(one, one.submission.unique_keys(), behind):
@@ -248,29 +215,31 @@ class GroupCommitter:
 
     async def _run(self) -> None:
         while True:
-            if not self._waiting:
+            if not self._queues:
                 if self._closing and not self._handed_over:
                     return
                 self._has_work.clear()
                 await self._has_work.wait()
             await self._linger()
             if group := self._next_group():
-                is_full = bool(self._waiting)
+                is_full = bool(self._queues)
                 began = self._loop.time()
-                await self._commit_or_retry_singly(group)
+                await self._commit_or_divide(group)
+                if self._is_contended:
+                    self._forget_room(group)
                 self._ended_at = self._loop.time()
                 self._commit_s = self._ended_at - began
                 # What did not fit into a group need not wait for more.
-                self._last_group_size = len(group) + (0 if is_full else self._waiting_count)
+                self._last_group_size = len(group) + (0 if is_full else self._queues.count)
                 for organisation in dict.fromkeys(one.submission.organisation for one in group):
                     self._pacer.note(organisation)
                 if self._is_bulk and (rest_s := self._pacer.rest_s(self._commit_s)):
                     await self._rest(rest_s, group)
 
-    async def _rest(self, rest_s: float, group: Sequence[_PendingSubmission]) -> None:
+    async def _rest(self, rest_s: float, group: Sequence[PendingRequest]) -> None:
         """Let groups rest, until a request of an organisation waits that had none in the last."""
         organisations = frozenset(one.submission.organisation for one in group)
-        if self._closing or self._waiting.keys() - organisations:
+        if self._closing or self._queues.organisations - organisations:
             return
         self._rests_of = organisations
         self._rest_ended.clear()
@@ -288,7 +257,7 @@ class GroupCommitter:
         """
         longest_s = max(LINGER_S, min(self._commit_s / 2, MAX_LINGER_S))
         left_s = self._ended_at + longest_s - self._loop.time()
-        if self._waiting_count >= self._last_group_size or left_s <= 0 or self._closing:
+        if self._queues.count >= self._last_group_size or left_s <= 0 or self._closing:
             return
         if self._to_skip:
             self._to_skip -= 1
@@ -298,99 +267,89 @@ class GroupCommitter:
         timer = self._loop.call_later(left_s, self._group_ready.set)
         await self._group_ready.wait()
         timer.cancel()
-        if self._waiting_count >= _NEARLY_ALL * self._expected:
+        if self._queues.count >= _NEARLY_ALL * self._expected:
             self._misses = max(0, self._misses - 1)
         else:
             self._to_skip = 2**self._misses - 1
             self._misses = min(self._misses + _PER_MISS, _MAX_MISSES)
         self._expected = 0
 
-    def _next_group(self) -> list[_PendingSubmission]:
-        """Return the next group: organisations in turn, the requests of each in order of arrival.
-
-        No two that are queued have a key or caller id in common.
-        """
-        group: list[_PendingSubmission] = []
-        rows = size = 0
-        most_rows = PACED_ROWS if self._is_bulk and self._pacer.is_pacing else MAX_ROWS
-        waiting = self._waiting
-        while waiting:
-            organisation, queue = next(iter(waiting.items()))
-            one = queue[0]
-            row_count = one.submission.row_count
-            if group and (rows + row_count > most_rows or size + one.size > MAX_BYTES):
-                break
-            queue.popleft()
-            if not queue:
-                del waiting[organisation]
-            elif len(waiting) > 1:
-                waiting[organisation] = waiting.pop(organisation)
-            queue.bytes -= one.size
-            group.append(one)
-            rows += row_count
-            size += one.size
-        self._waiting_count -= len(group)
-        self._waiting_bytes -= size
+    def _next_group(self) -> list[PendingRequest]:
+        """Take the next group. No two that are queued have a key or caller id in common."""
+        if self._is_contended:
+            group = self._queues.take_group_of_a_room(MAX_ROWS)
+        else:
+            is_paced = self._is_bulk and self._pacer.is_pacing
+            group = self._queues.take_group(PACED_ROWS if is_paced else MAX_ROWS)
+        self._waiting_bytes -= sum(one.size for one in group)
         return group
 
-    async def _commit_or_retry_singly(self, group: list[_PendingSubmission]) -> None:
-        """Commit a group, or its requests one by one if it fails, so that only a bad one fails."""
-        error = await self._try_commit(group)
-        if error is None:
-            return
-        if self._may_wait_elsewhere(error):
-            await self._part_by_room(group)
-            return
-        if len(group) == 1 or isinstance(error, StorageUnavailableError):
-            self._fail(group, error)
-            return
-        # A refusal by PostgreSQL is logged where the request is answered.
-        if not isinstance(error, StorageRefusedError):
-            _log.warning(
-                "a group of %s publishes failed, retrying one by one: %s", len(group), error
-            )
+    async def _commit_or_divide(self, group: list[PendingRequest]) -> None:
+        """Commit a group, or parts of it if it fails, so that only what is at fault fails."""
         refusals = 0
-        rest = deque(one for one in group if not one.is_settled)
-        while rest:
-            one = rest.popleft()
-            error = await self._try_commit([one])
+        locked_rooms: Counter[OrganisationId | None] = Counter()
+        parts = deque([group])
+        while parts:
+            part = parts.popleft()
+            error = await self._try_commit(part)
             if error is None:
                 refusals = 0
                 continue
-            if self._may_wait_elsewhere(error):
-                self._hand_over(one.submission.room_id, [one])
+            part = [one for one in part if not one.is_settled]
+            if not part:
                 continue
-            self._fail([one], error)
+            if isinstance(error, LockTimeoutError) and self._choose_for_contended is not None:
+                self._pass_on(part, parts, locked_rooms)
+                continue
+            is_locked = isinstance(error, LockTimeoutError) and self._is_contended
+            if len(part) > 1 and not is_locked and not isinstance(error, StorageUnavailableError):
+                # A refusal by PostgreSQL is logged where the request is answered.
+                if not isinstance(error, StorageRefusedError):
+                    _log.warning("%s publishes failed, and are tried singly: %s", len(part), error)
+                parts.extendleft([one] for one in reversed(part))
+                continue
+            self._fail(part, error)
             refusals += isinstance(error, StorageRefusedError)
             # PostgreSQL refuses everything: no request is at fault, and the others must not wait.
             if refusals == _MAX_REFUSALS or isinstance(error, StorageUnavailableError):
-                self._fail(rest, error)
+                for other in parts:
+                    self._fail(other, error)
                 return
 
-    def _may_wait_elsewhere(self, error: Exception) -> bool:
-        return isinstance(error, LockTimeoutError) and self._choose_for_contended is not None
+    def _pass_on(
+        self,
+        part: list[PendingRequest],
+        parts: deque[list[PendingRequest]],
+        locked_rooms: Counter[OrganisationId | None],
+    ) -> None:
+        """Divide what waited for a lock by organisation, then by room: locks are a room's.
 
-    async def _part_by_room(self, group: Iterable[_PendingSubmission]) -> None:
-        """Commit each room's requests of a group that waited for a lock: locks are a room's.
-
-        Those of a single room go to another committer.
+        Those of a single room go to another committer, and after some rooms in vain all others of
+        the organisation, too: it must not delay the rest of the group room by room.
         """
-        by_room: dict[RoomId, list[_PendingSubmission]] = {}
-        for one in group:
-            if not one.is_settled:
-                by_room.setdefault(one.submission.room_id, []).append(one)
-        if len(by_room) > 1:
-            for part in by_room.values():
-                await self._commit_or_retry_singly(part)
+        of_organisations = _divide(part, lambda submission: submission.organisation)
+        of_rooms = _divide(part, lambda submission: submission.room_id)
+        if len(of_organisations) > 1 or len(of_rooms) > 1:
+            divided = of_organisations if len(of_organisations) > 1 else of_rooms
+            parts.extendleft(reversed(divided))
             return
-        for room, part in by_room.items():
-            self._hand_over(room, part)
+        organisation = part[0].submission.organisation
+        locked_rooms[organisation] += 1
+        if locked_rooms[organisation] >= _MAX_LOCKED_ROOMS:
+            while parts and parts[0][0].submission.organisation == organisation:
+                part += parts.popleft()
+        self._hand_over(part)
 
-    def _hand_over(self, room: RoomId, part: Iterable[_PendingSubmission]) -> None:
+    def _hand_over(self, part: Sequence[PendingRequest]) -> None:
+        """Give requests to another committer, and those of their rooms that wait behind them."""
         if self._choose_for_contended is None:
             raise AssertionError("there is no committer for contended requests")
-        other = self._choose_for_contended(room)
-        for one in part:
+        rooms = {one.submission.room_id for one in part}
+        waiting = self._queues.take_locking(rooms)
+        self._waiting_bytes -= sum(one.size for one in waiting)
+        chosen = {room: self._choose_for_contended(room) for room in rooms}
+        for one in (*part, *waiting):
+            other = chosen[one.submission.room_id]
             try:
                 other.submit_nowait(one.submission, functools.partial(self._on_handed_over, one))
             except StorageRefusedError as exc:
@@ -398,16 +357,26 @@ class GroupCommitter:
             else:
                 self._handed_over += 1
 
-    def _on_handed_over(self, one: _PendingSubmission, outcome: CommitOutcome | Exception) -> None:
+    def _forget_room(self, group: Sequence[PendingRequest]) -> None:
+        room = group[0].submission.room_id
+        self._rooms[room] -= len(group)
+        if not self._rooms[room]:
+            del self._rooms[room]
+
+    def has_work_in(self, room: RoomId) -> bool:
+        """Return whether a room's requests are not committed yet, if this is for contended ones."""
+        return self._rooms[room] > 0
+
+    def _on_handed_over(self, one: PendingRequest, outcome: CommitOutcome | Exception) -> None:
         self._handed_over -= 1
         self._settle(one, outcome)
         self._has_work.set()
 
-    def _fail(self, group: Iterable[_PendingSubmission], error: Exception) -> None:
+    def _fail(self, group: Iterable[PendingRequest], error: Exception) -> None:
         for one in group:
             self._settle(one, error)
 
-    async def _try_commit(self, group: list[_PendingSubmission]) -> Exception | None:
+    async def _try_commit(self, group: list[PendingRequest]) -> Exception | None:
         """Commit a group. Return an error, which was not reported to its requests."""
         try:
             await self._commit(group)
@@ -421,7 +390,7 @@ class GroupCommitter:
         except Exception:  # noqa: BLE001 - the group is written, and must not be written once more
             _log.exception("a committed group of publishes was not counted or announced")
 
-    async def _commit(self, group: list[_PendingSubmission]) -> None:
+    async def _commit(self, group: list[PendingRequest]) -> None:
         for _ in range(_MAX_ROUNDS):
             submissions = [one.submission for one in group]
             try:
@@ -449,16 +418,16 @@ class GroupCommitter:
                 return
         raise StorageRefusedError("other requests keep taking the same idempotency keys or ids")
 
-    def _settle(self, one: _PendingSubmission, outcome: CommitOutcome | Exception) -> None:
+    def _settle(self, one: PendingRequest, outcome: CommitOutcome | Exception) -> None:
         if not one.is_settled:
             self._release(one, outcome)
             one.settle(outcome)
 
-    def _release(self, one: _PendingSubmission, outcome: CommitOutcome | Exception) -> None:
+    def _release(self, one: PendingRequest, outcome: CommitOutcome | Exception) -> None:
         """Settle the requests that waited for this outcome, and queue the first that it leaves."""
         used_ids = find_used_ids(one.submission, outcome)
-        decided: list[tuple[_PendingSubmission, CommitOutcome | Exception]] = []
-        rest: deque[_PendingSubmission] = deque()
+        decided: list[tuple[PendingRequest, CommitOutcome | Exception]] = []
+        rest: deque[PendingRequest] = deque()
         for follower in self._keys.release(one):
             found = decide_follower(follower.submission, one.submission, outcome, used_ids)
             if found is None:
@@ -474,20 +443,29 @@ class GroupCommitter:
             self._forget_behind(first)
             self._take_keys_or_wait(first, rest)
 
-    def _forget_behind(self, one: _PendingSubmission) -> None:
+    def _forget_behind(self, one: PendingRequest) -> None:
         organisation = one.submission.organisation
         self._bytes_behind[organisation] -= one.size
         if not self._bytes_behind[organisation]:
             del self._bytes_behind[organisation]
 
 
-def _settle_committed(group: Iterable[_PendingSubmission]) -> None:
+def _divide(
+    part: Iterable[PendingRequest], key: Callable[[InsertRows], Hashable]
+) -> list[list[PendingRequest]]:
+    divided: dict[Hashable, list[PendingRequest]] = {}
+    for one in part:
+        divided.setdefault(key(one.submission), []).append(one)
+    return list(divided.values())
+
+
+def _settle_committed(group: Iterable[PendingRequest]) -> None:
     for one in group:
         one.settle(None)
 
 
 def _settle_decided(
-    decided: Iterable[tuple[_PendingSubmission, CommitOutcome | Exception]],
+    decided: Iterable[tuple[PendingRequest, CommitOutcome | Exception]],
 ) -> None:
     for one, outcome in decided:
         one.settle(outcome)

@@ -85,7 +85,7 @@ async def open_publisher(
 
     @asynccontextmanager
     async def open_committer(
-        *, is_bulk: bool = False, waits_shortly: bool = False
+        *, is_bulk: bool = False, waits_shortly: bool = False, is_contended: bool = False
     ) -> AsyncIterator[GroupCommitter]:
         async with (
             LogWriter(
@@ -102,13 +102,14 @@ async def open_publisher(
                 pacer=pacer,
                 is_bulk=is_bulk,
                 choose_for_contended=choose_for_contended if waits_shortly else None,
+                is_contended=is_contended,
             ) as committer,
         ):
             yield committer
 
     async with (
         open_sandbox(settings, metrics) as sandbox,
-        open_committer() as contended,
+        open_committer(is_contended=True) as contended,
         open_committer(is_bulk=True, waits_shortly=True) as large,
         open_committer(waits_shortly=True) as keyed,
         open_committer() as plain,

@@ -185,7 +185,7 @@ async def test_requests_that_arrive_together_share_a_commit(
 
     async def write_when_all_wait(group: Sequence[InsertRows]) -> InsertConflict:
         """Hold the first group until all others have arrived, however busy the machine is."""
-        while sum(groups) + len(group) + committer._waiting_count < 100:  # noqa: ASYNC110 - a count
+        while sum(groups) + len(group) + committer._queues.count < 100:  # noqa: ASYNC110 - a count
             await asyncio.sleep(0.001)
         groups.append(len(group))
         return await write(group)

@@ -12,16 +12,19 @@ from rooms.db.publish.insert import NO_CONFLICT, InsertConflict
 from rooms.db.publish.request_rows import CallerId, InsertRows
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.errors import LockTimeoutError, StorageRefusedError, StorageUnavailableError
+from rooms.publishing.commit_outcomes import CommitOutcome
 from rooms.publishing.committers import CONTENDED_S, Committers
 from rooms.publishing.group_commit import LARGE_ROWS, GroupCommitter
 
 OURS, THEIRS = RoomId(1), RoomId(2)
 
 
-def a_request(room: RoomId = OURS, *, key: str | None = None, rows: int = 1) -> InsertRows:
+def a_request(
+    room: RoomId = OURS, *, key: str | None = None, rows: int = 1, organisation: str = ""
+) -> InsertRows:
     found = InsertRows(room, 1)
     found.key, found.request_hash, found.answer = key, b"hash", b"answer"
-    found.organisation = OrganisationId(f"of {room}")
+    found.organisation = OrganisationId(organisation or f"of {room}")
     found.row_count = rows
     return found
 
@@ -74,7 +77,12 @@ async def opened() -> AsyncIterator[Place]:
 
     def committer(name: str) -> GroupCommitter:
         own = None if name in {"plain", "contended"} else elsewhere
-        return GroupCommitter(stores[name], on_commit=lambda _: None, choose_for_contended=own)
+        return GroupCommitter(
+            stores[name],
+            on_commit=lambda _: None,
+            choose_for_contended=own,
+            is_contended=name == "contended",
+        )
 
     async with (
         committer("contended") as contended,
@@ -170,3 +178,119 @@ async def test_what_waits_elsewhere_is_written_before_the_committers_are_closed(
     assert await first is None
     assert (await behind).answer == b"answer"  # type: ignore[union-attr]
     assert [one.room_id for one in contended.written] == [OURS]
+
+
+async def submitted_together(
+    committer: GroupCommitter, store: Store, requests: Sequence[InsertRows]
+) -> list[asyncio.Task[CommitOutcome]]:
+    """Submit requests that wait while the first one is written: the others are one group."""
+    store.open.clear()
+    tasks = []
+    for one in requests:
+        tasks.append(asyncio.create_task(committer.submit(one)))
+        await asyncio.sleep(0)
+    store.open.set()
+    return tasks
+
+
+async def test_an_organisation_with_many_locked_rooms_delays_others_as_one_with_a_few() -> None:
+    rooms = [RoomId(number) for number in range(10, 60)]
+    async with opened() as place:
+        place.locks(*rooms)
+        keyed = place.stores["keyed"]
+        tasks = await submitted_together(
+            place.committers.keyed,
+            keyed,
+            [
+                a_request(THEIRS, key="first"),
+                *(a_request(room, key="k", organisation="ours") for room in rooms),
+                a_request(THEIRS, key="last"),
+            ],
+        )
+        assert await asyncio.gather(*tasks) == [None] * 52
+        assert keyed.waits == 4, "the group, its organisation, and two rooms"
+        assert [one.room_id for one in keyed.written] == [THEIRS] * 2
+        assert {one.room_id for one in place.stores["contended"].written} == set(rooms)
+
+
+@pytest.mark.parametrize(
+    ("error", "writes"), [(StorageUnavailableError("gone"), 1), (StorageRefusedError("full"), 3)]
+)
+async def test_an_outage_after_a_lock_ends_all_requests_at_once(
+    error: Exception, writes: int
+) -> None:
+    async with opened() as place:
+        tried: list[int] = []
+
+        async def write(group: Sequence[InsertRows]) -> InsertConflict:
+            tried.append(len(group))
+            raise LockTimeoutError("a lock") if len(tried) == 1 else error
+
+        place.committers.keyed._write = write
+        tasks = [
+            asyncio.create_task(place.committers.keyed.submit(a_request(RoomId(number), key="k")))
+            for number in range(50)
+        ]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert found == [error] * 50
+        assert tried == [50, *[1] * writes]
+
+
+async def test_requests_of_a_room_stay_in_order_where_one_waits_for_a_lock() -> None:
+    """Those behind it go with it, so that none which comes later is written before them."""
+    async with opened() as place:
+        place.locks(OURS)
+        keyed = place.stores["keyed"]
+        tasks = await submitted_together(
+            place.committers.keyed, keyed, [a_request(key=f"{number}") for number in range(2)]
+        )
+        # The first group has one: the second request waits until it was written in vain.
+        while place.name_of(a_request(key="x")) == "keyed":  # noqa: ASYNC110 - a decision
+            await asyncio.sleep(0)
+        for number in range(2, 4):
+            later = a_request(key=f"{number}")
+            tasks.append(asyncio.create_task(place.committers.choose(later).submit(later)))
+        assert await asyncio.gather(*tasks) == [None] * 4
+        assert keyed.waits == 1
+        assert [one.key for one in place.stores["contended"].written] == ["0", "1", "2", "3"]
+
+
+async def test_a_room_stays_apart_while_its_requests_wait() -> None:
+    async with opened() as place:
+        place.locks(OURS)
+        contended = place.stores["contended"]
+        contended.open.clear()
+        waiting = asyncio.create_task(place.committers.keyed.submit(a_request(key="first")))
+        while place.name_of(a_request(key="x")) == "keyed":  # noqa: ASYNC110 - a decision
+            await asyncio.sleep(0)
+        place.now_s[0] += 2 * CONTENDED_S
+        assert place.name_of(a_request(key="later")) == "contended"
+        contended.open.set()
+        assert await waiting is None
+        await asyncio.sleep(0)
+        assert place.name_of(a_request(key="later")) == "keyed"
+
+
+async def test_contended_rooms_wait_apart_in_turns_of_their_organisations() -> None:
+    """A room that waits in vain fails as a whole, and others wait for no more than that."""
+    # The first request is a group by itself: the next ones arrive while it waits.
+    async with opened() as place:
+        contended = place.stores["contended"]
+        contended.locked = {OURS}
+        tasks = await submitted_together(
+            place.committers.contended,
+            contended,
+            [
+                *(a_request(OURS, key=f"{number}") for number in range(4)),
+                *(a_request(THEIRS, key=f"{number}") for number in range(4)),
+            ],
+        )
+        waits = []
+        for task in tasks[4:]:
+            assert await task is None
+            waits.append(contended.waits)
+        assert waits == [1] * 4
+        found = await asyncio.gather(*tasks[:4], return_exceptions=True)
+        assert [type(one) for one in found] == [LockTimeoutError] * 4
+        assert contended.waits == 2
+        assert not place.committers.contended._rooms

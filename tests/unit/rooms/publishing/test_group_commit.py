@@ -17,7 +17,6 @@ from rooms.publishing.commit_outcomes import PLAN_CHANGED, CommitOutcome, IdReus
 from rooms.publishing.group_commit import (
     LARGE_BYTES,
     LARGE_ROWS,
-    MAX_ROWS,
     PACED_ROWS,
     GroupCommitter,
     WriteGroup,
@@ -29,6 +28,7 @@ from rooms.publishing.pending_requests import (
     MOST_WAITING_BYTES,
     SMALL_REQUEST_BYTES,
 )
+from rooms.publishing.request_queues import MAX_ROWS
 from tests.support import virtual_time
 
 ROOM = RoomId(1)
@@ -113,7 +113,7 @@ async def outcomes_of(
         await asyncio.gather(first, return_exceptions=True)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert not committer._keys
-        assert committer._waiting_bytes == committer._waiting_count == 0
+        assert committer._waiting_bytes == committer._queues.count == 0
         assert not committer._bytes_behind
     return outcomes
 
