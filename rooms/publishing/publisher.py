@@ -137,14 +137,7 @@ class Publisher:
             or table.organisation_id != principal.organisation_id
             or principal.is_restricted
             or table.has_costly_checks
-            or (
-                quotas is not None
-                and (
-                    principal.quotas is not None
-                    or table.quotas is not None
-                    or quotas.is_full(room_id, table.organisation_id)
-                )
-            )
+            or (quotas is not None and quotas.must_admit(principal.quotas, table))
         ):
             return None
         begun_s = self._clock.monotonic()
@@ -230,14 +223,7 @@ class Publisher:
                 messages = decode_batch(body, self._max_batch) if batch else [decode_message(body)]
                 signed = [index for index, one in enumerate(messages) if one.signature]
                 quotas = self._quotas
-                if signed or (
-                    quotas is not None
-                    and (
-                        principal.quotas is not None
-                        or table.quotas is not None
-                        or quotas.is_full(room_id, table.organisation_id)
-                    )
-                ):
+                if signed or (quotas is not None and quotas.must_admit(principal.quotas, table)):
                     return await self._publish_checked(
                         table,
                         principal,
@@ -288,11 +274,7 @@ class Publisher:
         A retry of what was accepted is answered beyond the quotas.
         """
         quotas, admission = self._quotas, None
-        if quotas is not None and (
-            principal.quotas is not None
-            or table.quotas is not None
-            or quotas.is_full(table.room_id, table.organisation_id)
-        ):
+        if quotas is not None and quotas.must_admit(principal.quotas, table):
             try:
                 admission = await self._admit(quotas, table, principal, messages)
             except (QuotaExceededError, QuotaTooLargeError) as exc:

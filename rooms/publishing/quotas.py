@@ -32,6 +32,7 @@ from rooms.domain.quota import (
 )
 from rooms.errors import QuotaExceededError, QuotaTooLargeError, TransientError
 from rooms.outages import OUTAGES
+from rooms.publishing.routing import RoutingTable
 from rooms.token_buckets import TokenBuckets
 
 _log = logging.getLogger(__name__)
@@ -229,10 +230,15 @@ class QuotaKeeper:
             self._full = state.full_subjects
             self._processes = max(1, state.processes)
 
-    def is_full(self, room: RoomId, owner: OrganisationId) -> bool:
-        """Return whether a room or its owner has as many messages as it may store."""
+    def must_admit(self, publisher: Quotas | None, table: RoutingTable) -> bool:
+        """Return whether a quota limits a publish, or the room or its owner may store no more."""
+        if publisher is not None or table.quotas is not None:
+            return True
         full = self._full
-        return bool(full) and (room_subject(room) in full or organisation_subject(owner) in full)
+        return bool(full) and (
+            room_subject(table.room_id) in full
+            or organisation_subject(table.organisation_id) in full
+        )
 
     def may_look_up(self, organisation: OrganisationId) -> bool:
         """Return whether it may be looked up if a refused request is a retry."""
