@@ -11,20 +11,14 @@ from delivery.handlers.known_queues import KnownQueues, in_turns
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_sideline_entry
 from delivery.handlers.outcome import SidelineReason
 from delivery.maintenance.task import ShouldContinue
-from delivery.sideline.sweep_jobs import group_jobs, run_sweep_jobs
+from delivery.sideline.sweep_jobs import MAGAZINE_ERRORS, group_jobs, run_sweep_jobs
 from delivery.sideline.sweeper import sweep_magazine
 from rooms.batching import for_each_limited
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.handler_queue import HandlerQueue
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import MAX_BATCH, SIDELINE_SUFFIX, StoredEntry
-from rooms.errors import (
-    MagazineMissingError,
-    MagazineUnavailableError,
-    NotFoundError,
-    StaleEpochError,
-    TooLargeError,
-)
+from rooms.errors import MagazineUnavailableError, NotFoundError, StaleEpochError
 from rooms.outages import OUTAGES
 from rooms.ports import Clock
 
@@ -40,13 +34,6 @@ _MIN_HELD_S: Final = 10.0
 """A sweeper that took less time for a batch was not suspended."""
 _SWEEP_OUTAGE: Final = "sweeps of handler queues failed"
 _STUCK_DETAIL: Final = "handed out and never finished"
-_QUEUE_ERRORS: Final = (
-    MagazineUnavailableError,
-    MagazineMissingError,
-    StaleEpochError,
-    TooLargeError,
-)
-"""Errors of one queue that do not stop the sweep of the others."""
 
 
 class QueueSweeper:
@@ -118,7 +105,7 @@ class QueueSweeper:
                 # Main first: its stuck messages are new in the sideline, and not stuck there.
                 await self.sweep(queue, should_continue, sideline=False)
                 await self.sweep(queue, should_continue, sideline=True)
-            except _QUEUE_ERRORS as exc:
+            except MAGAZINE_ERRORS as exc:
                 self._record_failure(queue, exc, should_continue)
 
         await for_each_limited(sweep_one, in_turns(queues), limit=MAX_CONCURRENT_QUEUES)
@@ -167,7 +154,7 @@ class QueueSweeper:
             raise NotFoundError("the queue does not exist any more")
         try:
             return await self.sweep(queue, should_continue, sideline=sideline)
-        except _QUEUE_ERRORS as exc:
+        except MAGAZINE_ERRORS as exc:
             # The job waits for the next run; the periodic sweep does not wait for the job.
             self._record_failure(queue, exc, should_continue)
             return None

@@ -11,10 +11,23 @@ from typing import Final
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.ids import OrganisationId
-from rooms.errors import NotFoundError
+from rooms.errors import (
+    MagazineMissingError,
+    MagazineUnavailableError,
+    NotFoundError,
+    StaleEpochError,
+    TooLargeError,
+)
 from rooms.ports import Clock
 
 MAX_RUN_S: Final = 5.0
+MAGAZINE_ERRORS: Final = (
+    MagazineUnavailableError,
+    MagazineMissingError,
+    StaleEpochError,
+    TooLargeError,
+)
+"""Errors of one magazine that do not stop the sweep of the others."""
 
 SweepForJob = Callable[[OpenJob], Awaitable[int | None]]
 """Sweep the magazine of a job; return the number of stuck entries. None: the job waits."""

@@ -3,18 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
-from delivery.sideline.sweep_jobs import group_jobs, run_sweep_jobs
+from delivery.sideline.sweep_jobs import MAGAZINE_ERRORS, group_jobs, run_sweep_jobs
 from rooms.batching import for_each_limited
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.sideline.entries import EntryRef, SidelineEntries
 from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.job import JobKind
 from rooms.domain.magazine import MAX_BATCH, StoredEntry
-from rooms.errors import MagazineMissingError
+from rooms.errors import MagazineMissingError, MagazineUnavailableError
+from rooms.outages import OUTAGES
 from rooms.ports import Clock, Magazine
 
 Rescue = Callable[[Sequence[StoredEntry], float], Awaitable[None]]
@@ -68,13 +70,49 @@ STUCK_AFTER_S: Final = 20 * 60.0
 FIRST_SWEEP_S: Final = 10 * 60.0
 SWEEP_EVERY_S: Final = 15 * 60.0
 MAX_CONCURRENT_SIDELINES: Final = 64
+MAX_UNAVAILABLE: Final = 8
+"""Sidelines in a row that the store did not answer for, after which a pass begins no more."""
+_MAX_REPORTED: Final = 100
+"""Failing sidelines that have a line each in the log; the end of a pass counts all."""
+_SWEEP_OUTAGE: Final = "sweeps of sidelines failed"
+
+
+@dataclass(slots=True)
+class _SweepPass:
+    """Hold what one sweep of all sidelines has met so far."""
+
+    last: SubscriptionId | None = None
+    """The last sideline that was begun."""
+    failed: int = 0
+    answered: int = 0
+    unanswered: int = 0
+    """Sidelines in a row without an answer of the store: none answered since each was begun."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Return whether the store is away for all, so that each further one takes a time-out."""
+        return self.unanswered >= MAX_UNAVAILABLE
+
+    def record_answer(self) -> None:
+        """Record that the store answered for a sideline, though it may have refused."""
+        self.answered += 1
+        self.unanswered = 0
+
+    def record_unavailable(self, answered_before: int) -> None:
+        """Record that a sideline had no answer. `answered_before`: the count when it was begun.
+
+        The store may be away for a part of all sidelines, which then have most of the places.
+        """
+        if self.answered == answered_before:
+            self.unanswered += 1
 
 
 class SidelineSweeper:
     """Sweep in one epoch: the store refuses an older one (StaleEpochError), which changes nothing.
 
     A stuck entry that its row still names is reloaded; any other is deleted. All sidelines are
-    swept periodically, and single ones by a job; both use the same epoch.
+    swept periodically, and single ones by a job; both use the same epoch. A sideline that fails
+    stops neither the others nor their jobs.
     """
 
     name = "sweep of sidelines"
@@ -105,16 +143,21 @@ class SidelineSweeper:
         self._job_queue = job_queue
         self._clock = clock
         self._next_at = clock.monotonic() + first_s
+        self._begin_after: SubscriptionId | None = None
+        """The last sideline of a pass that was given up; None: the next one begins at the first."""
+        self._reported: set[SubscriptionId] = set()
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Run sweep jobs, and sweep every sideline when that is due."""
         if not should_continue():
             return
 
-        async def sweep(job: OpenJob) -> int:
-            return await self.sweep(
-                SubscriptionId(job.arguments["subscription_id"]), should_continue
-            )
+        async def sweep(job: OpenJob) -> int | None:
+            subscription = SubscriptionId(job.arguments["subscription_id"])
+            try:
+                return await self._sweep_reported(subscription, should_continue)
+            except MAGAZINE_ERRORS:
+                return None  # the job waits for the next run
 
         jobs = await self._job_queue.fetch_open({JobKind.SWEEP_SIDELINE})
         await run_sweep_jobs(
@@ -130,22 +173,75 @@ class SidelineSweeper:
 
     async def _run_full_sweep(self, should_continue: ShouldContinue) -> None:
         try:
-            await self.sweep_all(should_continue)
+            failed = await self.sweep_all(should_continue)
         except Exception:
             self._on_sweep_ended("failed")
             raise
-        self._on_sweep_ended("done")
+        if failed:
+            _log.warning("%d sidelines could not be swept", failed)
+        self._on_sweep_ended("failed" if failed else "done")
 
-    async def sweep_all(self, should_continue: ShouldContinue) -> None:
-        """Sweep every sideline once, several at a time."""
+    async def sweep_all(self, should_continue: ShouldContinue) -> int:
+        """Sweep every sideline once, several at a time; return how many failed.
+
+        Those that fail do not stop the others. If the store is away for all of them, the pass ends,
+        and the next one begins behind its last sideline and comes round to it.
+        """
+        current = _SweepPass()
 
         async def sweep_one(subscription: SubscriptionId) -> None:
-            await self.sweep(subscription, should_continue)
+            if current.is_hopeless or not should_continue():
+                return
+            current.last = subscription
+            answered_before = current.answered
+            try:
+                await self._sweep_reported(subscription, should_continue)
+            except MagazineUnavailableError:
+                current.failed += 1
+                current.record_unavailable(answered_before)
+                return
+            except MAGAZINE_ERRORS:
+                current.failed += 1
+            current.record_answer()
 
-        after: SubscriptionId | None = None
-        while should_continue() and (page := await self._sidelines.list_subscriptions(after)):
+        begin = after = self._begin_after
+        is_before_end = begin is not None
+        while should_continue():
+            page = await self._sidelines.list_subscriptions(after)
+            if not page and is_before_end:
+                after, is_before_end = None, False
+                continue
+            if begin is not None and not is_before_end:
+                page = [one for one in page if one <= begin]
+            if not page:
+                break
             await for_each_limited(sweep_one, page, limit=MAX_CONCURRENT_SIDELINES)
+            if current.is_hopeless:
+                self._begin_after = current.last
+                return current.failed
             after = page[-1]
+        self._begin_after = None
+        return current.failed
+
+    async def _sweep_reported(
+        self, subscription: SubscriptionId, should_continue: ShouldContinue
+    ) -> int:
+        """Sweep one sideline and report its failure. Raises those of `MAGAZINE_ERRORS`."""
+        try:
+            swept = await self.sweep(subscription, should_continue)
+        except MagazineUnavailableError as exc:
+            OUTAGES.record_failure(exc, _SWEEP_OUTAGE)
+            raise
+        except MAGAZINE_ERRORS as exc:
+            # Where the term is over, the next one sweeps it, or has done so.
+            is_new = subscription not in self._reported and len(self._reported) < _MAX_REPORTED
+            if should_continue() and is_new:
+                self._reported.add(subscription)
+                _log.warning("the sideline of %s could not be swept: %s", subscription, exc)
+            raise
+        self._reported.discard(subscription)
+        OUTAGES.record_success(_SWEEP_OUTAGE)
+        return swept
 
     async def sweep(self, subscription: SubscriptionId, should_continue: ShouldContinue) -> int:
         """Sweep one subscription's sideline and return the number of stuck entries."""

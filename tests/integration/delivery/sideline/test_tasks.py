@@ -756,7 +756,9 @@ async def test_an_older_epoch_sweeps_nothing(stage: Stage) -> None:
     await (await stage.magazine()).fire(2)
     await stage.sweeper(epoch=5, older_than_s=3600).run(always)
     with pytest.raises(StaleEpochError):
-        await stage.sweeper(epoch=4).run(always)
+        await stage.sweeper(epoch=4).sweep(stage.subscription, always)
+    await stage.sweeper(epoch=4).run(always)
+    assert stage.sweeps == ["done", "failed"]
     assert stage.swept == []
 
 
