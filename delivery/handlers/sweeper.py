@@ -11,7 +11,7 @@ from delivery.handlers.known_queues import KnownQueues, in_turns
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_sideline_entry
 from delivery.handlers.outcome import SidelineReason
 from delivery.maintenance.task import ShouldContinue
-from delivery.sideline.sweep_jobs import MAGAZINE_ERRORS, group_jobs, run_sweep_jobs
+from delivery.sideline.sweep_jobs import MAGAZINE_ERRORS, SweepJobs
 from delivery.sideline.sweeper import sweep_magazine
 from rooms.batching import for_each_limited
 from rooms.db.jobs.jobs import JobQueue, OpenJob
@@ -63,6 +63,7 @@ class QueueSweeper:
         self._known_queues = KnownQueues(engine)
         self._magazine_cache = magazine_cache
         self._job_queue = job_queue
+        self._sweep_jobs = SweepJobs(job_queue, clock)
         self._clock = clock
         self._epoch = epoch
         self._on_swept = on_swept
@@ -84,13 +85,7 @@ class QueueSweeper:
         async def sweep(job: OpenJob) -> int | None:
             return await self._sweep_for(job, queues, should_continue)
 
-        await run_sweep_jobs(
-            group_jobs(jobs, _magazine_of),
-            sweep,
-            should_continue,
-            job_queue=self._job_queue,
-            clock=self._clock,
-        )
+        await self._sweep_jobs.run(jobs, _magazine_of, sweep, should_continue)
         if all_due:
             await self.sweep_all(list(queues.values()), should_continue)
             self._next_at = self._clock.monotonic() + self._every_s

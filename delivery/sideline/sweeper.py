@@ -8,7 +8,7 @@ from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
-from delivery.sideline.sweep_jobs import MAGAZINE_ERRORS, group_jobs, run_sweep_jobs
+from delivery.sideline.sweep_jobs import MAGAZINE_ERRORS, SweepJobs
 from rooms.batching import for_each_limited
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.db.sideline.entries import EntryRef, SidelineEntries
@@ -141,6 +141,7 @@ class SidelineSweeper:
         self._on_sweep_ended = on_sweep_ended
         self._older_than_s = older_than_s
         self._job_queue = job_queue
+        self._sweep_jobs = SweepJobs(job_queue, clock)
         self._clock = clock
         self._next_at = clock.monotonic() + first_s
         self._begin_after: SubscriptionId | None = None
@@ -160,12 +161,8 @@ class SidelineSweeper:
                 return None  # the job waits for the next run
 
         jobs = await self._job_queue.fetch_open({JobKind.SWEEP_SIDELINE})
-        await run_sweep_jobs(
-            group_jobs(jobs, lambda job: job.arguments.get("subscription_id")),
-            sweep,
-            should_continue,
-            job_queue=self._job_queue,
-            clock=self._clock,
+        await self._sweep_jobs.run(
+            jobs, lambda job: job.arguments.get("subscription_id"), sweep, should_continue
         )
         if self._clock.monotonic() >= self._next_at:
             await self._run_full_sweep(should_continue)
