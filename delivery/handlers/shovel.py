@@ -20,6 +20,7 @@ from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_m
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.handler_queues import (
     clear_one_shot_shovel,
+    read_shovel_request,
     read_shovel_waits,
     record_shovel_waits,
 )
@@ -62,6 +63,8 @@ class ShovelPass:
     """
 
     ends: Mapping[int, int]
+    requested_at: datetime | None = None
+    """The last request of a one-shot shovel at its start: a later one needs another pass."""
     is_over: bool = False
     too_often: int = 0
 
@@ -187,7 +190,7 @@ class QueueShovel:
             self._served_at[queue.store_name] = now_s
             try:
                 finished = await self._continue_pass(queue, schedule, should_continue)
-            except (MagazineUnavailableError, MagazineMissingError) as exc:
+            except (TransientError, MagazineMissingError) as exc:
                 if isinstance(exc, MagazineMissingError):
                     _log.warning("the shovel of %s failed, retrying: %s", queue.store_name, exc)
                 else:
@@ -203,21 +206,32 @@ class QueueShovel:
             await self._end_pass(queue, schedule)
 
     async def _end_pass(self, queue: HandlerQueue, schedule: ShovelSettings) -> None:
+        name, current = queue.store_name, self._passes[queue.store_name]
         # Otherwise a sideline of what stays would be written anew all the time.
-        rest_s = self._passes[queue.store_name].too_often / MAX_LEFT_PER_S
+        rest_s = current.too_often / MAX_LEFT_PER_S
         pause_s = max(float(schedule.interval_s), rest_s)
         try:
             if schedule.one_shot:
                 async with transaction(self._engine) as connection:
-                    await clear_one_shot_shovel(connection, queue.store_name, schedule)
-            del self._passes[queue.store_name]
+                    requested_at = current.requested_at
+                    if not await clear_one_shot_shovel(connection, name, schedule, requested_at):
+                        # What failed after the pass began has only the later request.
+                        is_later = await read_shovel_request(connection, name) != requested_at
+                        pause_s = rest_s if is_later else pause_s
+            del self._passes[name]
         except TransientError as exc:
             # The passes of other queues go on, and this one, which has nothing left, ends again.
             OUTAGES.record_failure(exc, _CLEAR_OUTAGE)
             pause_s = min(self._retry_s, pause_s)
         else:
             OUTAGES.record_success(_CLEAR_OUTAGE)
-        self._set_next(queue.store_name, schedule, pause_s)
+        self._set_next(name, schedule, pause_s)
+
+    async def _read_request(self, queue: HandlerQueue, schedule: ShovelSettings) -> datetime | None:
+        if not schedule.one_shot:
+            return None
+        async with autocommit(self._engine) as connection:
+            return await read_shovel_request(connection, queue.store_name)
 
     async def _continue_pass(
         self, queue: HandlerQueue, schedule: ShovelSettings, should_continue: ShouldContinue
@@ -225,12 +239,16 @@ class QueueShovel:
         """Continue the queue's pass; return whether it is finished."""
         pair = await self._magazine_cache.get(queue)
         if queue.store_name not in self._passes:
+            # Before the pointers: what failed before a request is below them.
+            requested_at = await self._read_request(queue, schedule)
             ends = {
                 shard.shard: shard.load_pointer
                 for shard in (await pair.sideline.state()).shards
                 if shard.fire_pointer < shard.load_pointer
             }
-            self._passes[queue.store_name] = ShovelPass(ends=ends, is_over=not ends)
+            self._passes[queue.store_name] = ShovelPass(
+                ends=ends, requested_at=requested_at, is_over=not ends
+            )
         current = self._passes[queue.store_name]
         until = self._clock.monotonic() + MAX_RUN_S
 

@@ -356,7 +356,10 @@ async def change_queue(
             return to_queue_response(found)
         change.before = {name: getattr(found.settings, name) for name in fields}
         changed = await records.update_queue(
-            connection, found.store_name, replace(found.settings, **fields)
+            connection,
+            found.store_name,
+            replace(found.settings, **fields),
+            shovel_requested="shovel" in fields,
         )
     services.notifier.notify(Channel.QUEUES, queue)
     return to_queue_response(changed)

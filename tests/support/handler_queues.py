@@ -94,7 +94,12 @@ class Desk:
     async def changed(self, name: str = NAME, **more: Any) -> HandlerQueue:
         async with transaction(self.engine) as connection:
             found = await find_queue(connection, self.organisation, name, lock=True)
-            return await update_queue(connection, found.store_name, replace(found.settings, **more))
+            return await update_queue(
+                connection,
+                found.store_name,
+                replace(found.settings, **more),
+                shovel_requested="shovel" in more,
+            )
 
     async def pair(self, name: str = NAME) -> QueueMagazines:
         return await self.pairs.get(await self.found(name))

@@ -58,7 +58,8 @@ WITH v AS MATERIALIZED (
     FROM unnest(CAST(:names AS text[]), CAST(:waits AS float8[])) AS v (name, wait_s) JOIN queues q USING (name)
     ORDER BY q.name FOR NO KEY UPDATE OF q
 )
-UPDATE queues q SET shovel_next_at = now() + make_interval(secs => v.wait_s) FROM v WHERE q.name = v.name
+UPDATE queues q SET shovel_next_at = now() + make_interval(secs => v.wait_s) FROM v
+WHERE q.name = v.name AND (q.settings -> 'shovel' ->> 'one_shot') IS DISTINCT FROM 'true'
 """)
 # The expression of the index.
 _display_name: Final = func.coalesce(queues.c.display_name, queues.c.name)
@@ -173,38 +174,63 @@ async def queues_to_serve(
 
 
 async def update_queue(
-    connection: AsyncConnection, store_name: str, settings: QueueSettings
+    connection: AsyncConnection,
+    store_name: str,
+    settings: QueueSettings,
+    *,
+    shovel_requested: bool = False,
 ) -> HandlerQueue:
     """Replace the settings of a queue. The interval of a changed shovel starts anew.
 
-    The same transaction must have called `find_queue` with `lock`.
+    `shovel_requested`: the request names the shovel, so a one-shot shovel makes another pass though
+    one with equal settings is under way. The same transaction must have called `find_queue` with
+    `lock`.
     """
     values = _json(settings)
     is_same = queues.c.settings["shovel"] == literal(values["shovel"], JSONB)
+    kept = case((is_same, queues.c.shovel_next_at), else_=None)
+    is_request = shovel_requested and settings.shovel is not None and settings.shovel.one_shot
     statement = (
         update(queues)
         .where(queues.c.name == store_name)
         .values(
             settings=values,
-            shovel_next_at=case((is_same, queues.c.shovel_next_at), else_=None),
+            # Of two requests, the time of the later one differs: it waited for the row's lock.
+            shovel_next_at=func.clock_timestamp() if is_request else kept,
             updated_at=func.now(),
         )
     )
     return _queue((await connection.execute(statement.returning(*_COLUMNS))).mappings().one())
 
 
+async def read_shovel_request(connection: AsyncConnection, store_name: str) -> datetime | None:
+    """Return when a one-shot shovel was requested last; None: when the queue was created."""
+    statement = select(queues.c.shovel_next_at).where(queues.c.name == store_name)
+    found: datetime | None = await connection.scalar(statement)
+    return found
+
+
 async def clear_one_shot_shovel(
-    connection: AsyncConnection, store_name: str, schedule: ShovelSettings
+    connection: AsyncConnection,
+    store_name: str,
+    schedule: ShovelSettings,
+    requested_at: datetime | None,
 ) -> bool:
-    """Remove a one-shot shovel schedule after its pass; False if it was replaced meanwhile."""
+    """Remove a one-shot shovel schedule after its pass.
+
+    `requested_at`: what `read_shovel_request` returned before the pass. Return False if it was
+    replaced or requested again meanwhile.
+    """
     statement = (
         update(queues)
         .where(
             queues.c.name == store_name,
             queues.c.settings["shovel"] == literal(msgspec.to_builtins(schedule), JSONB),
+            queues.c.shovel_next_at.is_not_distinct_from(requested_at),
         )
         .values(
             settings=queues.c.settings.op("||")(literal({"shovel": None}, JSONB)),
+            shovel_next_at=None,
             updated_at=func.now(),
         )
         .returning(queues.c.name)

@@ -119,5 +119,7 @@ queues: Final = Table(
     time_column("created_at"),
     time_column("updated_at"),
     text_column("display_name", null=True),
-    time_or_null("shovel_next_at"),  # of a schedule; null: its interval has not started
+    # Of a schedule; null: its interval has not started.
+    # Of a one-shot shovel its last request; null: when the queue was created.
+    time_or_null("shovel_next_at"),
 )

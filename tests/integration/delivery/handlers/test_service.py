@@ -40,6 +40,7 @@ from rooms.db.catalog.handler_queues import (
     find_queue,
     mark_deleting,
     queues_to_serve,
+    read_shovel_request,
     record_shovel_waits,
 )
 from rooms.db.catalog.organisations import ensure_organisation
@@ -674,6 +675,68 @@ async def test_a_one_shot_shovel_makes_one_pass(at: Desk) -> None:
     assert len(await all_of(pair.sideline)) == 1
 
 
+@pytest.mark.parametrize("removed", [False, True], ids=["repeated", "removed between"])
+async def test_a_one_shot_shovel_requested_during_a_pass_makes_another(
+    at: Desk, monkeypatch: pytest.MonkeyPatch, *, removed: bool
+) -> None:
+    """Let a message fail during the pass, which leaves it; then the shovel is requested again."""
+    await at.queue(shovel=SHOVEL_NOW)
+    pair = await at.pair()
+    await pair.sideline.load(messages(1, 2))
+    move, requests = shovelling.shovel_batch, 0
+
+    async def requested_again(*given: Any, **named: Any) -> int:
+        nonlocal requests
+        if requests < 2:
+            requests += 1
+            await pair.sideline.load([Entry(id=f"late-{requests}", body=b"3")])
+            if removed:
+                await at.changed(shovel=None)
+            await at.changed(shovel=SHOVEL_NOW)
+        return await move(*given, **named)
+
+    monkeypatch.setattr(shovelling, "shovel_batch", requested_again)
+    shovel = at.shovel()
+    for _ in range(3):
+        await shovel.run(always)
+    assert await empty(pair.sideline)
+    assert at.moved("queued") == 4
+    assert (await at.found()).settings.shovel is None
+
+
+async def test_a_request_that_cannot_be_read_stops_no_other_queue(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        await at.queue(name, shovel=SHOVEL_NOW)
+        await (await at.pair(name)).sideline.load(messages(*range(2)))
+    away = True
+
+    async def fail(connection: Any, name: str) -> Any:
+        if away and name == "a":
+            raise StorageUnavailableError("away")
+        return await read_shovel_request(connection, name)
+
+    monkeypatch.setattr(shovelling, "read_shovel_request", fail)
+    shovel = at.shovel()
+    await shovel.run(always)
+    assert at.moved("queued") == 2
+    away = False
+    at.clock.ahead_s += 10
+    await shovel.run(always)
+    assert at.moved("queued") == 4
+
+
+async def test_the_time_of_a_former_schedule_is_no_request(at: Desk) -> None:
+    """Switch to a one-shot shovel before the time of the schedule's next pass is recorded."""
+    queue = await at.queue(shovel=ShovelSettings(interval_s=600))
+    await at.changed(shovel=SHOVEL_NOW)
+    async with transaction(at.engine) as connection:
+        requested_at = await read_shovel_request(connection, queue.store_name)
+        await record_shovel_waits(connection, {queue.store_name: 600.0})
+        assert await read_shovel_request(connection, queue.store_name) == requested_at
+
+
 class Sparing:
     """A magazine that gives one entry at a time, as with other firers on most shards."""
 
@@ -726,10 +789,10 @@ async def test_an_outage_at_the_end_of_a_one_shot_pass_stops_no_other_queue(
         await (await at.pair(queue.name)).sideline.load(messages(*range(9)))
     away = True
 
-    async def fail(connection: Any, name: str, schedule: ShovelSettings) -> bool:
+    async def fail(connection: Any, name: str, *request: Any) -> bool:
         if away and name == NAME:
             raise StorageUnavailableError("away")
-        return await clear_one_shot_shovel(connection, name, schedule)
+        return await clear_one_shot_shovel(connection, name, *request)
 
     monkeypatch.setattr(shovelling, "clear_one_shot_shovel", fail)
     shovel = at.shovel()

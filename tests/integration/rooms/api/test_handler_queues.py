@@ -10,6 +10,8 @@ import pytest
 
 from delivery.magazines.postgres import PostgresMagazine
 from rooms.api.pagination import PageRequest
+from rooms.db.catalog.handler_queues import read_shovel_request
+from rooms.db.connection import transaction
 from rooms.domain.magazine import Entry, MagazineName, Slot, sideline_name
 from rooms.domain.role import Role
 from rooms.errors import MagazineUnavailableError
@@ -113,6 +115,24 @@ async def test_an_organisation_has_a_bounded_number_of_queues(database: str) -> 
         assert "at most 2 handler queues (ROOMS_MAX_HANDLER_QUEUES)" in refused.json()["detail"]
         assert len(await api.services.magazines.list_queue_records()) == 2
         await api.made("/queues", {"name": "one"}, "stranger")
+
+
+async def test_a_repeated_request_of_a_one_shot_shovel_is_a_new_one(api: Api) -> None:
+    """Compare the requests, whose bodies and results are the same, as a pass under way does."""
+    await api.made("/queues", {"name": "orders", "shovel": {"one_shot": True}})
+    name = await stored(api, "orders")
+    seen = []
+    for body in (
+        {"shovel": {"one_shot": True}},
+        {"shovel": {"one_shot": True}},
+        {"concurrency": 9},
+    ):
+        changed = await api.call("PATCH", "/queues/orders", json=body)
+        assert changed.json()["shovel"]["one_shot"]
+        async with transaction(api.services.engine) as connection:
+            seen.append(await read_shovel_request(connection, name))
+    assert len(set(seen)) == 2, "another setting requests no pass"
+    assert None not in seen
 
 
 async def test_queues_of_one_name_keep_their_messages_apart(api: Api) -> None:
