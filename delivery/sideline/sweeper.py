@@ -132,7 +132,8 @@ class SidelineSweeper:
     ) -> None:
         """Report rescued entries to `on_swept`, and to `on_sweep_ended` "done" or "failed".
 
-        The first sweep of all sidelines starts `first_s` after the term began.
+        A sweep is not reported if the term ends before it. The first sweep of all sidelines starts
+        `first_s` after the term began.
         """
         self._sidelines = sidelines
         self._magazine_cache = magazine_cache
@@ -164,9 +165,8 @@ class SidelineSweeper:
         await self._sweep_jobs.run(
             jobs, lambda job: job.arguments.get("subscription_id"), sweep, should_continue
         )
-        if self._clock.monotonic() >= self._next_at:
+        if should_continue() and self._clock.monotonic() >= self._next_at:
             await self._run_full_sweep(should_continue)
-            self._next_at = self._clock.monotonic() + SWEEP_EVERY_S
 
     async def _run_full_sweep(self, should_continue: ShouldContinue) -> None:
         try:
@@ -174,6 +174,9 @@ class SidelineSweeper:
         except Exception:
             self._on_sweep_ended("failed")
             raise
+        if not should_continue():
+            return  # the next term sweeps what this one has not
+        self._next_at = self._clock.monotonic() + SWEEP_EVERY_S
         if failed:
             _log.warning("%d sidelines could not be swept", failed)
         self._on_sweep_ended("failed" if failed else "done")

@@ -169,6 +169,15 @@ async def test_a_store_that_is_away_for_some_ends_no_pass() -> None:
     assert sorted(at.store.asked) == names
 
 
+@pytest.mark.parametrize("lasts_for", [1, 3, MANY])
+async def test_a_sweep_that_outlasts_its_term_is_not_reported(lasts_for: int) -> None:
+    at = Sweeps(Store(many(), {"0000": StaleEpochError("swept in a later epoch")}))
+    left = iter([True] * lasts_for)
+    await at.run(lambda: next(left, False))
+    assert len(at.store.swept) < MANY - 1
+    assert at.ended == []
+
+
 async def test_a_failing_sideline_is_logged_once_until_it_is_swept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
