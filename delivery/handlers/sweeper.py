@@ -113,7 +113,7 @@ class QueueSweeper:
         magazine = pair.sideline if sideline else pair.main
         older_than_s = queue.sideline_stuck_after_s if sideline else queue.stuck_after_s
 
-        async def rescue(taken: Sequence[StoredEntry], held_for_s: float) -> None:
+        async def rescue(taken: Sequence[StoredEntry], held_for_s: float) -> int:
             # A reload leaves what another has moved; a load does not.
             if not sideline and held_for_s > max(older_than_s / 2, _MIN_HELD_S):
                 # The stamp of the next term's sweeper is younger than this.
@@ -123,6 +123,7 @@ class QueueSweeper:
             if taken:
                 await rescue_entries(pair, taken, sideline=sideline)
             self._on_swept(queue.store_name, "sideline" if sideline else "main", len(taken))
+            return len(taken)
 
         found = await sweep_magazine(
             magazine,

@@ -19,8 +19,11 @@ from rooms.errors import MagazineMissingError, MagazineUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import Clock, Magazine
 
-Rescue = Callable[[Sequence[StoredEntry], float], Awaitable[None]]
-"""Move or delete stuck entries, which the sweep stamped as its own at most so many seconds ago."""
+Rescue = Callable[[Sequence[StoredEntry], float], Awaitable[int]]
+"""Move or delete stuck entries, which the sweep stamped as its own at most so many seconds ago.
+
+Return their number, without those that another has taken since.
+"""
 
 
 async def sweep_magazine(
@@ -35,7 +38,7 @@ async def sweep_magazine(
     limit: int = MAX_BATCH,
     batches: asyncio.Semaphore | None = None,
 ) -> int:
-    """Sweep every shard and return the number of stuck entries. Errors are the magazine's.
+    """Sweep every shard and return the number of rescued entries. Errors are the magazine's.
 
     `batches`: bounds how many batches of several magazines are in memory at a time.
     """
@@ -55,8 +58,9 @@ async def sweep_magazine(
                     shard, epoch=epoch, older_than_s=older_than_s, limit=limit
                 )
                 if batch.entries:
-                    await rescue(batch.entries, clock.monotonic() - began_s)
-                    found += len(batch.entries)
+                    # In two steps: other shards add to the sum meanwhile.
+                    rescued = await rescue(batch.entries, clock.monotonic() - began_s)
+                    found += rescued
             # Another pass after a rescue moves the pointer over the rescued entries.
             more = batch.is_full or bool(batch.entries)
 
@@ -249,9 +253,10 @@ class SidelineSweeper:
         if magazine is None:
             return 0
 
-        async def rescue(taken: Sequence[StoredEntry], _held_for_s: float) -> None:
+        async def rescue(taken: Sequence[StoredEntry], _held_for_s: float) -> int:
             # Nothing is rescued twice: its row names one slot.
             await self._rescue(subscription, magazine, taken)
+            return len(taken)
 
         try:
             return await sweep_magazine(

@@ -203,6 +203,26 @@ async def test_a_frozen_sweeper_goes_on_where_no_other_has_swept(at: Desk) -> No
     assert await ids(pair.main) == Counter()
 
 
+async def test_a_frozen_sweeper_counts_what_it_moves(at: Desk) -> None:
+    """Let a consumer finish a message of the batch while the sweeper is frozen."""
+    queue = await at.queue(settings=ONE_SHARD)
+    patient = replace(queue, settings=replace(queue.settings, sweep_duration_s=40))
+    pair = await at.pair()
+    await pair.main.load(messages(*range(MANY)))
+    fired = await pair.main.fire(MANY)
+    first = min(fired, key=lambda one: one.slot.pointer)
+
+    async def finished() -> None:
+        await asyncio.sleep(0.01)  # as above
+        await pair.main.delete([first.slot])
+
+    frozen: Any = Frozen(pair.main, at, 20.001, finished)
+    at.pairs._open[NAME] = queue.created_at, replace(pair, main=frozen)
+    found = await at.sweeper(epoch=OLDER).sweep(patient, always, sideline=False)
+    assert found == at.moved("main") == MANY - 1
+    assert await ids(pair.sideline) == Counter(IDS - {first.entry.id})
+
+
 async def test_deposed_between_two_batches_of_a_sidelines_sweep(at: Desk) -> None:
     """Sweep the sideline by both: nothing is moved to its end twice."""
     queue = await at.queue(settings=ONE_SHARD)
