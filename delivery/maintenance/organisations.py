@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 MAX_CHILDREN: Final = 16
 """Children of one job that are open at a time, so that other jobs have their turn.
 
-Those that only wait for the next export of the log, perhaps for a day, are not counted.
+Those that only wait for the next export of the log, perhaps for a day, are not counted. Those that
+failed and are tried again are: what comes after them would mostly fail, too.
 """
 RETRIED_PAUSE_S: Final = 5.0
 """Pause of a job while a child has failed and is tried again."""

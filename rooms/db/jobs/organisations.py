@@ -60,7 +60,7 @@ class Possessions:
     queues: int
     open_jobs: int
     open_children: int
-    """Those that are snoozed are left out, as they wait for an export."""
+    """Those that wait for an export are left out: they are snoozed, and have no error."""
 
     @property
     def left(self) -> int:
@@ -162,7 +162,11 @@ async def count_possessions(
                         jobs,
                         *_children(organisation, parent),
                         jobs.c.state.in_(_OPEN),
-                        or_(jobs.c.snoozed_until.is_(None), jobs.c.snoozed_until <= func.now()),
+                        or_(
+                            jobs.c.snoozed_until.is_(None),
+                            jobs.c.snoozed_until <= func.now(),
+                            jobs.c.error.is_not(None),
+                        ),
                     ).label("open_children"),
                 )
             )

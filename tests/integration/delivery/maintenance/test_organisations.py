@@ -299,6 +299,33 @@ async def test_all_rooms_wait_for_one_export_of_the_log(
     assert (await job_of(api, job))["state"] == "done"
 
 
+async def test_no_more_rooms_are_begun_than_may_fail_at_a_time(
+    api: Api, maintenance: Maintenance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Children that failed are snoozed, like those that wait for an export, but counted."""
+    agency = await found_agency(api)
+    for number in range(organisations.MAX_CHILDREN + 4):
+        await api.room(f"its-{number}", "agency")
+    job = await ask(api, agency)
+
+    async def broken(*_: object) -> bool | None:
+        raise RuntimeError("the room is on fire")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeleteQueries, "room_deleting", broken)
+        for _ in range(4):
+            await maintenance.run_round()
+            await api.sql("UPDATE jobs SET snoozed_until = NULL WHERE id = %s", job)
+    begun = "SELECT count(*) FROM jobs WHERE kind = 'delete_room' AND error IS NOT NULL"
+    assert await api.sql(begun) == [(organisations.MAX_CHILDREN,)]
+    async with asyncio.timeout(60):
+        while (await job_of(api, job))["state"] == "running":
+            await api.sql("UPDATE jobs SET snoozed_until = NULL")
+            await maintenance.run_round()
+    assert (await job_of(api, job))["state"] == "done"
+    assert set(await rows_naming(api, agency.id)) | KEPT == KEPT
+
+
 class Killed(BaseException):
     """End a process between two of its transactions."""
 

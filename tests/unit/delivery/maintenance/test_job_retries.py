@@ -1,7 +1,7 @@
 """Jobs that must not fail: pauses, what operators see, and errors that are left to the runner."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ import pytest
 
 from delivery.maintenance.job_retries import (
     FIRST_PAUSE_S,
+    LOG_EVERY_S,
     MAX_PAUSE_S,
     InvalidJobError,
     JobRetries,
@@ -16,6 +17,7 @@ from delivery.maintenance.job_retries import (
 from rooms.db.jobs.jobs import JobQueue, OpenJob
 from rooms.domain.ids import JobId, OrganisationId
 from rooms.errors import StorageUnavailableError
+from tests.support.manual_clock import ManualClock
 
 
 def open_job(name: str = "1") -> OpenJob:
@@ -88,6 +90,28 @@ async def test_a_failure_is_logged_once_until_its_kind_changes(
         assert await retries.run(open_job(), answers(True))
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "INFO"]
     assert "after 4 failures" in caplog.records[-1].getMessage()
+
+
+async def test_a_kind_of_error_is_logged_once_for_all_jobs_and_again_after_an_hour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    retries = JobRetries(cast("JobQueue", Recorded()), clock.monotonic)
+    for number in range(100):
+        await retries.run(open_job(str(number)), fails(RuntimeError("broken")))
+    assert len(caplog.records) == 1
+    await retries.run(open_job("other"), fails(KeyError("missing")))
+    await retries.run(
+        replace(open_job("room"), kind="delete_subscription"), fails(KeyError("missing"))
+    )
+    assert len(caplog.records) == 3, "another error, and an error of another kind of job"
+    clock.now_s += LOG_EVERY_S - 1
+    await retries.run(open_job("1"), fails(RuntimeError("broken")))
+    assert len(caplog.records) == 3
+    clock.now_s += 1
+    await retries.run(open_job("2"), fails(RuntimeError("broken")))
+    assert len(caplog.records) == 4
+    assert "100 such failures since" in caplog.records[-1].getMessage()
 
 
 async def test_the_error_is_shown_until_a_step_succeeds() -> None:
