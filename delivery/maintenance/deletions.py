@@ -127,11 +127,18 @@ class DeleteJob:
         if self._progress_of(job).is_walked and job.age_s < self._settle_s:
             deletion.close()
             return False
-        done = await self._retries.run(job, deletion)
+        try:
+            done = await self._retries.run(job, deletion)
+        except InvalidJobError:
+            self._forget(job.id)
+            raise
         if done:
-            self._progress.pop(job.id, None)
-            self._export_wait.forget(job.id)
+            self._forget(job.id)
         return done
+
+    def _forget(self, job: JobId) -> None:
+        self._progress.pop(job, None)
+        self._export_wait.forget(job)
 
     def _progress_of(self, job: OpenJob) -> _DeletionProgress:
         return self._progress.setdefault(job.id, _DeletionProgress(seen_at=job.seen_at))

@@ -67,7 +67,10 @@ class JobRetries:
         """
         try:
             done = await step
-        except (TransientError, InvalidJobError):
+        except TransientError:
+            raise
+        except InvalidJobError:
+            self._failures.pop(job.id, None)
             raise
         except Exception as exc:  # noqa: BLE001 - any error is shown, and the job tried again
             await self._snooze(job, exc)

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from delivery.maintenance.deletions import DeleteJob
 from delivery.maintenance.job_retries import FIRST_PAUSE_S, MAX_PAUSE_S
 from delivery.maintenance.jobs import JobRunner
 from rooms.db.jobs.delete import CancelPage, DeleteQueries
+from rooms.db.jobs.jobs import JobQueue
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import JobId, RoomId
 from rooms.domain.state_machine import State
@@ -105,3 +107,20 @@ async def test_a_deletion_that_waits_for_its_next_try_shows_its_error_to_a_succe
     await run_twice(jobs_of(writer))
     row = await job(installation, identity)
     assert (row["state"], row["error"]) == ("done", None)
+
+
+@pytest.mark.parametrize("kind", ["delete_room", "delete_subscription"])
+async def test_a_deletion_that_must_not_be_done_fails_and_is_forgotten(
+    installation: Installation, writer: LogWriter, kind: str
+) -> None:
+    """Request it of what is not marked as deleted."""
+    room = await installation.make_room(RoomId(8))
+    subscription = await installation.subscribe(room=room)
+    identity = await ask(installation, kind, room_id=room, subscription_id=str(subscription))
+    queue = JobQueue(writer)
+    deletions = DeleteJob(queue, DeleteQueries(writer))
+    await JobRunner(queue, deletions.handlers()).run(always)
+    row = await job(installation, identity)
+    assert row["state"] == "failed"
+    assert row["error"].startswith("InvalidJobError: the ")
+    assert deletions._progress == {}

@@ -131,3 +131,12 @@ async def test_other_errors_are_left_to_the_runner(error: Exception) -> None:
     with pytest.raises(type(error)):
         await retries_of(queue).run(open_job(), fails(error))
     assert queue.snoozes == []
+
+
+async def test_a_job_that_fails_for_good_is_forgotten() -> None:
+    queue = Recorded()
+    retries = retries_of(queue)
+    await retries.run(open_job(), fails(RuntimeError("broken")))
+    with pytest.raises(InvalidJobError):
+        await retries.run(open_job(), fails(InvalidJobError("wrong")))
+    assert retries._failures == {}
