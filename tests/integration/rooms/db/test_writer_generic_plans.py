@@ -118,7 +118,7 @@ EVENTS = re.compile(
 # By the whole key, or on from one, page after page.
 BY_KEY = re.compile(
     r"Index Cond: \(\((?:\w+\.)?room_id = .*\) AND \((?:\w+\.)?id = |Index Cond: \(id = |Index Cond: \(ROW\(room_id, id\) > ROW\("
-    r"|Index Cond: \(\(room_id = .*\) AND \(id >= .*\) AND \(id < "
+    r"|Index Cond: \(\(room_id = .*\) AND \(id >=? .*\) AND \(id < "
     r"|Index Cond: \(\(room_id = .*\) AND \(subscription_id = .*\) AND \(key = |Index Cond: \(ROW\(room_id, subscription_id, key\) > ROW\("
 )
 SCAN = re.compile(r"(?:Index Scan|Index Only Scan|Bitmap Index Scan)(?: using| on) (\w+)")
