@@ -11,7 +11,8 @@ Consumers skip such an organisation. If their queue cannot do that, what it has 
 held in PostgreSQL, and no more is released than it may have.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 from rooms.domain.delivery_task import DeliveryTask
@@ -94,6 +95,24 @@ class CreditShares:
             self._bytes -= size
             if not use.count:
                 del self._uses[use.organisation]
+
+    def take_excess(
+        self, tasks: Sequence[DeliveryTask], organisation: OrganisationId, *, are_kept: bool
+    ) -> Sequence[DeliveryTask]:
+        """Count a subscription's tasks for its organisation; return those beyond its share.
+
+        These are the last ones of the lowest priority. They count no longer, and must get an
+        outcome at once: what hangs would leave no credit to others. `are_kept`: return none,
+        because they end soon.
+        """
+        self.add(tasks, {tasks[0].subscription_id: organisation})
+        self.on_arrived(organisation, len(tasks))
+        count = 0 if are_kept else min(len(tasks), self.excess_of(organisation))
+        if not count:
+            return ()
+        excess = sorted(tasks, key=attrgetter("priority"), reverse=True)[-count:]
+        self.discard(excess)
+        return excess
 
     def excess_of(self, organisation: OrganisationId) -> int:
         """Return how many tasks of an organisation must end, so that it has as much as is free."""

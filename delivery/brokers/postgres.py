@@ -28,7 +28,7 @@ from rooms.db.notify import Channel, Notifier
 from rooms.db.queue.claims import ClaimedBatch, Outbox
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId, room_of
+from rooms.domain.ids import RoomId, SubscriptionId, room_of
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import BrokerUsers, MalformedMessage, RejectedTask
@@ -111,6 +111,10 @@ class PostgresConsumer:
         self._next_count = 0.0
         """The organisations are counted then, if it matters whether there are several."""
         self._next_full_scan = 0.0
+
+    @property
+    def intake_shares(self) -> None:
+        """Return None: claims skip an organisation that has its share."""
 
     @property
     def worker_id(self) -> int:
@@ -303,23 +307,6 @@ class PostgresConsumer:
         resting = self._turns.resting
         if resting and resting - self._shares.over_share():
             self._wake.set()
-
-    def take_excess(
-        self,
-        tasks: Sequence[DeliveryTask],  # noqa: ARG002 - of the port
-        organisation: OrganisationId,  # noqa: ARG002 - of the port
-        *,
-        are_kept: bool,  # noqa: ARG002 - of the port
-    ) -> Sequence[DeliveryTask]:
-        """Return none: claims skip organisations that have their part."""
-        return ()
-
-    def room_for(self, organisation: OrganisationId) -> int | None:  # noqa: ARG002 - of the port
-        """Return None: what is queued stays in the queue."""
-        return None
-
-    def expect(self, organisation: OrganisationId, count: int) -> None:
-        """Do nothing: there is room."""
 
     async def release(self, copies: Sequence[DeliveryTask]) -> None:
         """Release tasks unchanged and at once."""

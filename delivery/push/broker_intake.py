@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import Final, Self
 
 from delivery.brokers.credit_shares import CreditShares
@@ -23,7 +22,7 @@ from rooms.db.queue.claims import Outbox
 from rooms.db.queue.orphans import create_orphan_rows, sideline_unreadable
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import OrganisationId, SubscriptionId
+from rooms.domain.ids import SubscriptionId
 from rooms.errors import BrokerUnavailableError, StorageRefusedError, StorageUnavailableError
 from rooms.outages import OUTAGES
 from rooms.ports import WINDOW_BYTES_PER_TASK, Broker, Consumer, MalformedMessage
@@ -74,7 +73,7 @@ class BrokerIntakeConsumer:
         self._claims = BrokerClaims(self._writer)
         self._outbox = Outbox(self._writer)
         self._in_flight = InFlightTasks()
-        self._shares = CreditShares(
+        self.intake_shares = CreditShares(
             credit=credit,
             max_bytes=credit * WINDOW_BYTES_PER_TASK,
             overhead_bytes=_TASK_BYTES,
@@ -174,38 +173,17 @@ class BrokerIntakeConsumer:
 
     async def settle(self, tasks: Sequence[DeliveryTask]) -> None:
         """Settle these tasks and all others of their versions."""
-        self._shares.discard(tasks)
+        self.intake_shares.discard(tasks)
         await self._settle_at_broker(self._in_flight.remove(map(version_of, tasks)))
 
     def forget(self, tasks: Sequence[DeliveryTask]) -> None:
         """Keep the messages, and claim them again when the claims end."""
-        self._shares.discard(tasks)
+        self.intake_shares.discard(tasks)
         self._in_flight.forget(map(version_of, tasks))
-
-    def take_excess(
-        self, tasks: Sequence[DeliveryTask], organisation: OrganisationId, *, are_kept: bool
-    ) -> Sequence[DeliveryTask]:
-        """Count tasks for an organisation; return the last ones of the lowest priority."""
-        self._shares.add(tasks, {tasks[0].subscription_id: organisation})
-        self._shares.on_arrived(organisation, len(tasks))
-        count = 0 if are_kept else min(len(tasks), self._shares.excess_of(organisation))
-        if not count:
-            return ()
-        excess = sorted(tasks, key=attrgetter("priority"), reverse=True)[-count:]
-        self._shares.discard(excess)
-        return excess
-
-    def room_for(self, organisation: OrganisationId) -> int | None:
-        """Return how many more tasks may be queued for an organisation; None: there is no bound."""
-        return self._shares.room_for(organisation, time.monotonic())
-
-    def expect(self, organisation: OrganisationId, count: int) -> None:
-        """Leave room for tasks that were queued for an organisation."""
-        self._shares.expect(organisation, count, time.monotonic())
 
     async def release(self, tasks: Sequence[DeliveryTask]) -> None:
         """Release claims and messages at once."""
-        self._shares.discard(tasks)
+        self.intake_shares.discard(tasks)
         # One from before an outage may be claimed again, and an attempt of that be under way.
         tasks = [task for task in tasks if not self._in_flight.has_later_claim(task)]
         try:
@@ -259,9 +237,9 @@ class BrokerIntakeConsumer:
                 self._in_flight.retry_soon(
                     now, await self._claims.dead_workers(self._in_flight.awaited_workers())
                 )
-            if now >= self._next_count and self._shares.is_short(0):
+            if now >= self._next_count and self.intake_shares.is_short(0):
                 self._next_count = now + _POLL_S
-                self._shares.is_shared = await self._outbox.has_several_organisations()
+                self.intake_shares.is_shared = await self._outbox.has_several_organisations()
             if tasks := self._in_flight.next_to_claim(now, self._claim_limit()):
                 claimed = await self._claim_or_wait(tasks, now)
         except StorageRefusedError as exc:

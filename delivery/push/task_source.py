@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from delivery.brokers.credit_shares import CreditShares
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import OrganisationId
 from rooms.ports import Consumer
 
 
@@ -15,26 +15,16 @@ class ClaimingConsumer(Consumer, Protocol):
     committed. So the credit also bounds the outcomes that wait.
     """
 
-    def forget(self, tasks: Sequence[DeliveryTask]) -> None:
-        """Return the credit of tasks without an outcome; each comes again when its claim ends."""
-        ...
+    @property
+    def intake_shares(self) -> CreditShares | None:
+        """Return the shares of organisations, if the worker must hold what is beyond them.
 
-    def take_excess(
-        self, tasks: Sequence[DeliveryTask], organisation: OrganisationId, *, are_kept: bool
-    ) -> Sequence[DeliveryTask]:
-        """Count a subscription's tasks for its organisation; return those beyond its part.
-
-        They count no longer, and must get an outcome at once: what hangs would leave no credit to
-        others. `are_kept`: return none, because they end soon.
+        None: claims skip an organisation that has its share.
         """
         ...
 
-    def room_for(self, organisation: OrganisationId) -> int | None:
-        """Return how many more tasks may be queued for an organisation; None: there is no bound."""
-        ...
-
-    def expect(self, organisation: OrganisationId, count: int) -> None:
-        """Leave room for tasks that were queued for an organisation, and will be delivered."""
+    def forget(self, tasks: Sequence[DeliveryTask]) -> None:
+        """Return the credit of tasks without an outcome; each comes again when its claim ends."""
         ...
 
 

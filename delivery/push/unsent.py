@@ -6,6 +6,7 @@ Publishers are notified of lanes that are saturated again and again, and hold ne
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from delivery.brokers.credit_shares import CreditShares
 from delivery.push.endpoints import InvalidEndpoint
 from delivery.push.lane import Lane
 from delivery.push.lanes import Lanes
@@ -52,8 +53,9 @@ class SaturationReporter:
 class UnsentHandler:
     """Hold, cancel or release the tasks that get no attempt.
 
-    `supports_exclude`: the queue can keep the tasks of full lanes. If it cannot, they are held, and
-    publishers need no notice of saturated lanes.
+    `shares`: those beyond which the tasks of an organisation are held. None: the queue can keep
+    tasks. If it cannot, those of full lanes are held, too, and publishers need no notice of
+    saturated lanes.
     """
 
     def __init__(
@@ -62,8 +64,13 @@ class UnsentHandler:
         self._lanes = lanes
         self._outcome_writer = outcome_writer
         self._saturation_reporter = saturation_reporter
-        self.supports_exclude = True
+        self.shares: CreditShares | None = None
         self._to_release: list[DeliveryTask] = []
+
+    @property
+    def supports_exclude(self) -> bool:
+        """Return whether the queue can keep the tasks of full lanes."""
+        return self.shares is None
 
     def release_later(self, tasks: Iterable[DeliveryTask]) -> None:
         """Keep tasks whose claims must be released, because no attempt was made."""
@@ -93,6 +100,24 @@ class UnsentHandler:
             self.settle_all(tasks, State.CANCELLED, Reason.SUBSCRIPTION_DELETED)
         else:
             self.settle_all(tasks, State.HELD, Reason.DISABLED)
+
+    def hold_excess(
+        self, lane: Lane, tasks: Sequence[DeliveryTask], now: float
+    ) -> Sequence[DeliveryTask]:
+        """Hold the tasks that are beyond the share of their organisation; return the others.
+
+        What flows ends soon, and would come back at once.
+        """
+        if self.shares is None:
+            return tasks
+        excess = self.shares.take_excess(
+            tasks, lane.endpoint.organisation, are_kept=lane.is_flowing(now)
+        )
+        if not excess:
+            return tasks
+        self.settle_all(excess, State.HELD, Reason.SATURATED)
+        held = set(map(id, excess))
+        return [task for task in tasks if id(task) not in held]
 
     def hold_overflow(self, lane: Lane, now: float) -> None:
         """Hold the tasks that the lane will not start soon.

@@ -180,7 +180,7 @@ class PushWorker:
             async with asyncio.timeout(_SETTLE_FIRST_S):
                 await self._outcome_writer.drain()
         self._consumer, self._outcome_writer.worker = consumer, consumer.worker_id
-        self._unsent.supports_exclude = consumer.supports_exclude
+        self._unsent.shares = consumer.intake_shares
         consumer.exclude(self._lanes.full)
         consuming = asyncio.create_task(self._consume_batches(consumer))
         try:
@@ -262,29 +262,11 @@ class PushWorker:
             if reason is not None:
                 self._handle_closed_lane(lane, tasks, reason)
                 continue
-            if not self._unsent.supports_exclude:
-                tasks = self._hold_excess(lane, tasks, now)  # noqa: PLW2901 - the rest of them
-            lane.enqueue(tasks, now)
+            lane.enqueue(self._unsent.hold_excess(lane, tasks, now), now)
             self._slots.start(lane)
             self._unsent.hold_overflow(lane, now)
         if self._unsent.supports_exclude:
             self._lanes.exclude_full(by_subscription)
-
-    def _hold_excess(self, lane: Lane, tasks: list[DeliveryTask], now: float) -> list[DeliveryTask]:
-        """Hold the tasks that are beyond the part of their organisation; return the others.
-
-        What flows ends soon, and would come back at once.
-        """
-        if self._consumer is None:
-            return tasks
-        excess = self._consumer.take_excess(
-            tasks, lane.endpoint.organisation, are_kept=lane.is_flowing(now)
-        )
-        if not excess:
-            return tasks
-        self._unsent.settle_all(excess, State.HELD, Reason.SATURATED)
-        held = set(map(id, excess))
-        return [task for task in tasks if id(task) not in held]
 
     def _handle_closed_lane(
         self, lane: Lane, tasks: Sequence[DeliveryTask], reason: Reason
@@ -403,11 +385,11 @@ class PushWorker:
         # A token that is far away is not waited for in memory.
         if lane.closed_reason(now) is not None or lane.startable_by_rate(now) == 0:
             return None
-        if self._unsent.supports_exclude:
+        shares = self._unsent.shares
+        if shares is None:
             return lane.free_capacity(now)
         capacity = lane.free_capacity_for_released(now)
-        consumer = self._consumer
-        room = None if consumer is None else consumer.room_for(endpoint.organisation)
+        room = shares.room_for(endpoint.organisation, now)
         if room == 0:
             return None  # it may come seconds later
         return capacity if room is None else min(capacity, room)
@@ -415,10 +397,12 @@ class PushWorker:
     def _on_held_released(self, subscription_id: SubscriptionId, count: int) -> None:
         lane = self._lanes.get(subscription_id)
         if lane is not None:
-            expect = lane.expect_tasks if self._unsent.supports_exclude else lane.expect_released
-            expect(count, self._clock.monotonic())
-            if self._consumer is not None:
-                self._consumer.expect(lane.endpoint.organisation, count)
+            now, shares = self._clock.monotonic(), self._unsent.shares
+            if shares is None:
+                lane.expect_tasks(count, now)
+            else:
+                lane.expect_released(count, now)
+                shares.expect(lane.endpoint.organisation, count, now)
         self._on_requeued()
 
     def _on_none_held(self, subscription_id: SubscriptionId) -> None:

@@ -151,6 +151,27 @@ def test_a_task_that_has_the_whole_credit_is_not_beyond_it() -> None:
     assert shares.excess_of(OrganisationId("one")) == 0
 
 
+def test_what_is_beyond_a_share_is_the_last_of_the_lowest_priority() -> None:
+    shares = CreditShares(credit=1000, max_bytes=LARGE)
+    one, two = OrganisationId("one"), OrganisationId("two")
+    front = [replace(task, priority=5) for task in tasks_of("one", 600)]
+    back = [replace(task, priority=4) for task in tasks_of("one", 200)]
+    excess = shares.take_excess([*back, *front], one, are_kept=False)
+    assert len(excess) == (800 - 200) // 2
+    assert [*excess] == [*front[500:], *back]
+    more, others = tasks_of("one", 1), tasks_of("two", 1)
+    assert shares.take_excess(more, one, are_kept=False) == more
+    assert shares.take_excess(others, two, are_kept=False) == ()
+    assert shares.take_excess(tasks_of("one", 1), one, are_kept=True) == ()
+    assert shares.room_for(one, 0.0) == 0
+    assert shares.room_for(two, 0.0) == 248
+    shares.expect(two, 40, 0.0)
+    assert shares.room_for(two, 0.0) == 208
+    shares.discard(others)
+    shares.discard(front)
+    assert shares.room_for(two, 0.0) == 459
+
+
 def test_room_is_left_for_what_is_expected_until_it_comes_or_a_while_has_passed() -> None:
     shares = CreditShares(credit=100, max_bytes=LARGE)
     one, two = OrganisationId("one"), OrganisationId("two")

@@ -11,7 +11,7 @@ from delivery.push import broker_intake
 from delivery.push.broker_intake import BrokerIntakeConsumer
 from rooms.burst_pacing import BurstPacer
 from rooms.db.queue.broker_claims import version_of
-from rooms.domain.ids import OrganisationId, RoomId
+from rooms.domain.ids import RoomId
 from rooms.ports import Broker
 from tests.unit.delivery.push.test_in_flight_tasks import task_of
 
@@ -101,24 +101,3 @@ def test_claims_are_small_only_while_processors_are_short_and_several_rooms_have
     assert consumer._claim_limit() == 20, "the least"
     consumer._note_claim([task_of(number) for number in range(100)], took_s=0.004)
     assert consumer._claim_limit() == 100
-
-
-def test_what_is_beyond_the_part_of_an_organisation_is_the_last_of_the_lowest_priority() -> None:
-    consumer = make_consumer()
-    one, two = OrganisationId("one"), OrganisationId("two")
-    front = [replace(task_of(number), priority=5) for number in range(600)]
-    back = [replace(task_of(number), priority=4) for number in range(600, 800)]
-    excess = consumer.take_excess([*back, *front], one, are_kept=False)
-    assert len(excess) == (800 - 200) // 2
-    assert [*excess] == [*front[500:], *back]
-    more, others = [task_of(900)], [task_of(901)]
-    assert consumer.take_excess(more, one, are_kept=False) == more
-    assert consumer.take_excess(others, two, are_kept=False) == ()
-    assert consumer.take_excess([task_of(902)], one, are_kept=True) == ()
-    assert consumer.room_for(one) == 0
-    assert consumer.room_for(two) == 248
-    consumer.expect(two, 40)
-    assert consumer.room_for(two) == 208
-    consumer.forget(others)
-    consumer.forget(front)
-    assert consumer.room_for(two) == 459

@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from delivery.brokers.credit_shares import CreditShares
 from delivery.push.endpoints import Endpoint
 from delivery.push.lane import CLAIM_MARGIN_S, Lane
 from delivery.push.lanes import Lanes
@@ -121,7 +122,8 @@ def test_expired_tasks_return_to_a_queue_that_keeps_them_and_are_held_otherwise(
     lanes, outcomes = Lanes(slots=4, on_full_changed=lambda _identities: None), Outcomes()
     reporter = SaturationReporter(lanes, lambda _identity: None)
     unsent = UnsentHandler(lanes, cast("OutcomeWriter", outcomes), reporter)
-    unsent.supports_exclude = supports_exclude
+    unsent.shares = None if supports_exclude else CreditShares(credit=100, max_bytes=1 << 20)
+    assert unsent.supports_exclude == supports_exclude
     lane = lanes.get_or_create(Endpoint(RECORD, SEAL), 0.0)
     lane.enqueue([replace(TASK, deadline=100.0)], 0.0)
     unsent.check_lanes(100.0 - lane.endpoint.timeout_s - CLAIM_MARGIN_S + 0.1)
