@@ -8,7 +8,9 @@ the credit if it is the only one, a third if there are two such, and so on. Othe
 The same holds for bytes.
 
 Consumers skip such an organisation. If their queue cannot do that, what it has beyond its share is
-held in PostgreSQL, and no more is released than it may have.
+held in PostgreSQL, and no more is released than it may have. Lanes that flow keep what they got,
+because it ends soon. So they keep less of it the longer their organisation is over its share, and
+its other lanes find room.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +26,11 @@ _MARGIN: Final = 16
 _EXPECTED_TTL_S: Final = 2.0
 """Tasks are expected for so long after the first of them: another worker may get them."""
 
+_HALVE_EVERY_S: Final = 0.5
+"""Each lane has given way after that, and released tasks that were under way have come."""
+_DOUBLE_EVERY_S: Final = 10.0
+_MOST_HALVINGS: Final = 7
+
 
 class _Use:
     """Count what an organisation has (None: subscriptions whose rows are gone)."""
@@ -32,8 +39,7 @@ class _Use:
 
     def __init__(self, organisation: OrganisationId | None) -> None:
         self.organisation = organisation
-        self.count = 0
-        self.size = 0
+        self.count = self.size = 0
 
 
 class CreditShares:
@@ -56,6 +62,8 @@ class CreditShares:
         """Tasks that were queued for an organisation, and until when they are expected."""
         self.is_shared = True
         """False: there is no other organisation for which something must be left."""
+        self._halvings: dict[OrganisationId, tuple[int, float]] = {}
+        """Times that the part that lanes may keep was halved, and when it changed last."""
 
     def __len__(self) -> int:
         return len(self._unsettled)
@@ -64,7 +72,9 @@ class CreditShares:
         return id(task) in self._unsettled
 
     def add(
-        self, tasks: Iterable[DeliveryTask], owners: Mapping[SubscriptionId, OrganisationId]
+        self,
+        tasks: Iterable[DeliveryTask],
+        owners: Mapping[SubscriptionId, OrganisationId],
     ) -> None:
         """Count tasks, each for the owner of its subscription, unless they are counted already."""
         unsettled, uses, overhead = self._unsettled, self._uses, self._overhead_bytes
@@ -95,19 +105,20 @@ class CreditShares:
             self._bytes -= size
             if not use.count:
                 del self._uses[use.organisation]
+                self._over = self._over.difference({use.organisation})
 
     def take_excess(
-        self, tasks: Sequence[DeliveryTask], organisation: OrganisationId, *, are_kept: bool
+        self, tasks: Sequence[DeliveryTask], organisation: OrganisationId, *, are_flowing: bool
     ) -> Sequence[DeliveryTask]:
         """Count a subscription's tasks for its organisation; return those beyond its share.
 
         These are the last ones of the lowest priority. They count no longer, and must get an
-        outcome at once: what hangs would leave no credit to others. `are_kept`: return none,
-        because they end soon.
+        outcome at once: what hangs would leave no credit to others. `are_flowing`: return
+        none, because they end soon.
         """
         self.add(tasks, {tasks[0].subscription_id: organisation})
         self.on_arrived(organisation, len(tasks))
-        count = 0 if are_kept else min(len(tasks), self.excess_of(organisation))
+        count = 0 if are_flowing else min(len(tasks), self.excess_of(organisation))
         if not count:
             return ()
         excess = sorted(tasks, key=attrgetter("priority"), reverse=True)[-count:]
@@ -123,6 +134,26 @@ class CreditShares:
         excess, excess_bytes = max(0, use.count - free) // 2, max(0, use.size - free_bytes) // 2
         return max(excess, excess_bytes * use.count // max(1, use.size))
 
+    def kept_part(self, organisation: OrganisationId) -> float:
+        """Return which part of their usual work an organisation's lanes may keep: 1, or less."""
+        halvings, _ = self._halvings.get(organisation, (0, 0.0))
+        return 0.5**halvings
+
+    def adapt_kept_part(self, organisation: OrganisationId, now: float) -> None:
+        """Halve the part that lanes may keep until their organisation is within its share.
+
+        Then double it from time to time. `now`: monotonic seconds.
+        """
+        halvings, since = self._halvings.get(organisation, (0, -_HALVE_EVERY_S))
+        if now - since < _HALVE_EVERY_S:
+            return
+        if self._is_over_share(organisation):
+            self._halvings[organisation] = min(_MOST_HALVINGS, halvings + 1), now
+        elif doublings := min(halvings, int((now - since) / _DOUBLE_EVERY_S)):
+            self._halvings[organisation] = halvings - doublings, now
+            if halvings == doublings:
+                del self._halvings[organisation]
+
     def room_for(self, organisation: OrganisationId, now: float) -> int | None:
         """Return how many tasks may be queued for an organisation; None: there is no bound.
 
@@ -130,7 +161,7 @@ class CreditShares:
         """
         if not self.is_shared:
             return None
-        if organisation in self.over_share():
+        if self._is_over_share(organisation):
             return 0
         use = self._uses.get(organisation) or _Use(organisation)
         free, free_bytes = self._credit - len(self._unsettled), self._max_bytes - self._bytes
@@ -185,22 +216,34 @@ class CreditShares:
             self._over = frozenset()
             return self._over
         free, free_bytes = self._credit - len(self._unsettled), self._max_bytes - self._bytes
-        margin, margin_bytes = (
-            min(self._margin, free // 4),
-            min(self._margin_bytes, free_bytes // 4),
-        )
-        before = self._over
         self._over = frozenset(
             known
             for known, use in self._uses.items()
-            if known is not None
-            and (
-                use.count + margin >= free
-                or use.size + margin_bytes >= free_bytes
-                or (known in before and (4 * use.count > 3 * free or 4 * use.size > 3 * free_bytes))
-            )
+            if known is not None and self._has_its_share(use, free, free_bytes)
         )
         return self._over
+
+    def _has_its_share(self, use: _Use, free: int, free_bytes: int) -> bool:
+        return (
+            use.count + min(self._margin, free // 4) >= free
+            or use.size + min(self._margin_bytes, free_bytes // 4) >= free_bytes
+            or (
+                use.organisation in self._over
+                and (4 * use.count > 3 * free or 4 * use.size > 3 * free_bytes)
+            )
+        )
+
+    def _is_over_share(self, organisation: OrganisationId) -> bool:
+        """Return whether an organisation is among those of `over_share`."""
+        is_over = self.is_shared and bool(self._over or self._is_short(0))
+        if is_over:
+            use = self._uses.get(organisation) or _Use(organisation)
+            is_over = self._has_its_share(
+                use, self._credit - len(self._unsettled), self._max_bytes - self._bytes
+            )
+        if is_over != (organisation in self._over):
+            self._over ^= {organisation}
+        return is_over
 
     def free_for_each(self, most: int) -> int:
         """Return the same as `free`, if all that comes may be one organisation's.

@@ -263,12 +263,18 @@ class Lane:
             self._capacity = _MIN_CAPACITY
         return expired
 
-    def pop_overflow(self, now: float) -> list[DeliveryTask]:
+    def pop_overflow(self, now: float, kept_part: float = 1.0) -> list[DeliveryTask]:
         """Remove and return the last tasks, as many as will not start soon.
 
         In its first second a lane keeps all that its rate allows: its speed is not known yet.
+        `kept_part`: of the usual time, if it must leave room to others of its organisation. Then
+        its first second counts by what was completed in it.
         """
-        limits = self._keep_limit(now, OVERFLOW_AFTER_S), self._rate_keep_limit(now)
+        limit = self._overflow_limit(now, kept_part)
+        if limit is None and kept_part < 1:
+            done_soon = round(self._done_count / _MIN_MEASURE_S * OVERFLOW_AFTER_S * kept_part)
+            limit = max(self._part_of_capacity(kept_part), done_soon)
+        limits = limit, self._rate_keep_limit(now)
         return self._pop_beyond(min((one for one in limits if one is not None), default=None))
 
     def pop_beyond_rate(self, now: float) -> list[DeliveryTask]:
@@ -310,7 +316,7 @@ class Lane:
         self.waiting = deque(task for task in self.waiting if id(task) not in removed)
         return found
 
-    def _keep_limit(self, now: float, within_s: float) -> int | None:
+    def _keep_limit(self, now: float, within_s: float, least: int = _MIN_CAPACITY) -> int | None:
         """Return how many tasks the lane completes in this time; None: that is not known yet."""
         elapsed = now - self._measured_from
         if elapsed < _MIN_MEASURE_S or (not self.waiting and self.busy < self.slots):
@@ -318,7 +324,18 @@ class Lane:
         if elapsed > _MAX_MEASURE_S:
             self._done_count, elapsed = self._done_count / 2, elapsed / 2
             self._measured_from = now - elapsed
-        return max(_MIN_CAPACITY, round(self._done_count / elapsed * within_s))
+        return max(least, round(self._done_count / elapsed * within_s))
+
+    def _overflow_limit(self, now: float, kept_part: float) -> int | None:
+        least = _MIN_CAPACITY if kept_part == 1 else self._least_kept()
+        return self._keep_limit(now, OVERFLOW_AFTER_S * kept_part, least)
+
+    def _least_kept(self) -> int:
+        return min(_MIN_CAPACITY, self.slots)
+
+    def _part_of_capacity(self, kept_part: float) -> int:
+        # A lane that runs empty again and again has a large one, and would take all the room.
+        return max(self._least_kept(), int(self._capacity * kept_part))
 
     def startable_by_rate(self, now: float) -> int | None:
         """Return how many tasks the rate lets start in the next seconds; None: it has no limit."""
@@ -404,11 +421,13 @@ class Lane:
             return self._within_rate(free - self._expected_now(now), now)
         return self._in_portions(self._within_rate(free + self._capacity, now), now)
 
-    def free_capacity_for_released(self, now: float) -> int:
+    def free_capacity_for_released(self, now: float, kept_part: float = 1.0) -> int:
         """Return how many held tasks may be released, if the queue cannot skip full lanes."""
         # Half of the limit, because released tasks must not be held again for new ones beside them.
-        limit = self._keep_limit(now, OVERFLOW_AFTER_S)
-        capacity = self._capacity if limit is None else min(self._capacity, limit // 2)
+        limit = self._overflow_limit(now, kept_part)
+        capacity = (
+            self._part_of_capacity(kept_part) if limit is None else min(self._capacity, limit // 2)
+        )
         free = self.slots - self.busy + capacity - len(self.waiting) - self._expected_now(now)
         return self._in_portions(self._within_rate(free, now), now)
 

@@ -3,7 +3,7 @@
 Publishers are notified of lanes that are saturated again and again, and hold new messages for them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from delivery.brokers.credit_shares import CreditShares
@@ -81,8 +81,10 @@ class UnsentHandler:
         tasks, self._to_release = self._to_release, []
         return tasks
 
-    def settle_all(self, tasks: Iterable[DeliveryTask], state: State, reason: Reason) -> None:
-        """Move tasks to a state without an attempt."""
+    def settle_all(self, tasks: Collection[DeliveryTask], state: State, reason: Reason) -> None:
+        """Move tasks to a state without an attempt; they count for no organisation any more."""
+        if self.shares is not None:
+            self.shares.discard(tasks)
         for task in tasks:
             self._outcome_writer.add(DeliveryOutcome(task=task, state=state, reason=reason))
 
@@ -93,7 +95,7 @@ class UnsentHandler:
         self.settle_all(tasks, State.HELD, reason)
 
     def settle_without_endpoint(
-        self, tasks: Iterable[DeliveryTask], endpoint: InvalidEndpoint | None
+        self, tasks: Collection[DeliveryTask], endpoint: InvalidEndpoint | None
     ) -> None:
         """Cancel tasks of a deleted subscription (None); hold those with invalid settings."""
         if endpoint is None:
@@ -111,7 +113,7 @@ class UnsentHandler:
         if self.shares is None:
             return tasks
         excess = self.shares.take_excess(
-            tasks, lane.endpoint.organisation, are_kept=lane.is_flowing(now)
+            tasks, lane.endpoint.organisation, are_flowing=lane.is_flowing(now)
         )
         if not excess:
             return tasks
@@ -125,10 +127,11 @@ class UnsentHandler:
         If the queue can keep tasks, only those beyond the lane's rate are held. It could keep them,
         too, but would deliver hundreds of them for every few that the rate lets start.
         """
-        if self.supports_exclude:
+        if self.shares is None:
             self.hold_closed(lane, lane.pop_beyond_rate(now), Reason.SATURATED)
         else:
-            self.settle_all(lane.pop_overflow(now), State.HELD, Reason.SATURATED)
+            kept_part = self.shares.kept_part(lane.endpoint.organisation)
+            self.settle_all(lane.pop_overflow(now, kept_part), State.HELD, Reason.SATURATED)
 
     def check_lanes(self, now: float) -> None:
         """Hold the tasks of closed and overloaded lanes, and set aside those without work.
@@ -137,6 +140,8 @@ class UnsentHandler:
         held if the queue cannot keep them: it would deliver them again at once.
         """
         for lane in self._lanes.working():
+            if self.shares is not None:
+                self.shares.adapt_kept_part(lane.endpoint.organisation, now)
             if lane.waiting or lane.subscription_id in self._lanes.full:
                 reason = lane.closed_reason(now)
                 if reason is not None:

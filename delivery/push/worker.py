@@ -388,8 +388,9 @@ class PushWorker:
         shares = self._unsent.shares
         if shares is None:
             return lane.free_capacity(now)
-        capacity = lane.free_capacity_for_released(now)
-        room = shares.room_for(endpoint.organisation, now)
+        organisation = endpoint.organisation
+        capacity = lane.free_capacity_for_released(now, shares.kept_part(organisation))
+        room = shares.room_for(organisation, now)
         if room == 0:
             return None  # it may come seconds later
         return capacity if room is None else min(capacity, room)

@@ -9,11 +9,13 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import Any
 
 import pytest
 
 from delivery.brokers import open_broker
 from delivery.push import worker
+from rooms.domain.attempt import AttemptResult
 from rooms.domain.work_location import BrokerMode
 from tests.support.installation import Installation, other_organisation, until
 from tests.support.local_servers import TestServer
@@ -127,6 +129,43 @@ async def test_webhooks_that_hang_leave_a_part_of_the_window_to_other_organisati
         assert {call.organisation for call in sender.calls[-3:]} != {installation.organisation}
         sender.recover(*hanging)
         await until(lambda: all_delivered(installation, 43), "everything", within_s=90)
+
+
+async def test_webhooks_that_flow_give_way_to_idle_ones_of_their_organisation(
+    installation: Installation,
+    artemis_server: Callable[..., TestServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A burst to eight webhooks of an organisation that must leave half of the credit to another.
+
+    Oracle: while more than half of the burst is left, each of them gets a part of the attempts that a few
+    could make.
+    """
+    monkeypatch.setattr(worker, "PUSH_CREDIT", 1400)
+    flood = [await installation.subscribe() for _ in range(8)]
+    free = await installation.subscribe()
+    await other_organisation(installation, free)
+    sender = SlowSender()
+    for subscription in flood:
+        await installation.publish_many(subscription, 1000)
+    client = f"intake-{os.getpid()}-{next(_NUMBERS)}"
+    async with (
+        open_broker(artemis_server().url, claim_s=60, farm="rooms", client=client) as broker,
+        relaying(installation.url, broker),
+        working(installation, sender, broker=broker),
+    ):
+        await sender.called(lambda: len(sender.calls) >= 2400, "a third of the burst")
+        attempts = [len(sender.of(subscription)) for subscription in flood]
+        assert min(attempts) >= 100, attempts
+    assert set(Counter((call.delivery, call.attempt) for call in sender.calls).values()) == {1}
+
+
+class SlowSender(ScriptedSender):
+    """Answer after a tenth of a second, so that a lane of four slots has its speed by that."""
+
+    async def send(self, *args: Any, **options: Any) -> AttemptResult:
+        await asyncio.sleep(0.1)
+        return await super().send(*args, **options)
 
 
 async def delivered(installation: Installation, number: int) -> bool:

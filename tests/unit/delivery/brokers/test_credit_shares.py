@@ -156,13 +156,13 @@ def test_what_is_beyond_a_share_is_the_last_of_the_lowest_priority() -> None:
     one, two = OrganisationId("one"), OrganisationId("two")
     front = [replace(task, priority=5) for task in tasks_of("one", 600)]
     back = [replace(task, priority=4) for task in tasks_of("one", 200)]
-    excess = shares.take_excess([*back, *front], one, are_kept=False)
+    excess = shares.take_excess([*back, *front], one, are_flowing=False)
     assert len(excess) == (800 - 200) // 2
     assert [*excess] == [*front[500:], *back]
     more, others = tasks_of("one", 1), tasks_of("two", 1)
-    assert shares.take_excess(more, one, are_kept=False) == more
-    assert shares.take_excess(others, two, are_kept=False) == ()
-    assert shares.take_excess(tasks_of("one", 1), one, are_kept=True) == ()
+    assert shares.take_excess(more, one, are_flowing=False) == more
+    assert shares.take_excess(others, two, are_flowing=False) == ()
+    assert shares.take_excess(tasks_of("one", 1), one, are_flowing=True) == ()
     assert shares.room_for(one, 0.0) == 0
     assert shares.room_for(two, 0.0) == 248
     shares.expect(two, 40, 0.0)
@@ -170,6 +170,48 @@ def test_what_is_beyond_a_share_is_the_last_of_the_lowest_priority() -> None:
     shares.discard(others)
     shares.discard(front)
     assert shares.room_for(two, 0.0) == 459
+
+
+@pytest.mark.parametrize("count", [2, 5, 10])
+def test_of_several_that_hang_each_holds_what_would_leave_others_less_than_it_has(
+    count: int,
+) -> None:
+    shares = CreditShares(credit=20_000, max_bytes=LARGE)
+    for owner in map(str, range(count)):
+        for _ in range(40):
+            shares.take_excess(tasks_of(owner, 500), OrganisationId(owner), are_flowing=False)
+    assert shares.free(20_000) >= 20_000 >> (count + 1)
+
+
+def test_lanes_keep_less_the_longer_their_organisation_is_over_its_share() -> None:
+    shares = CreditShares(credit=100, max_bytes=LARGE)
+    one = OrganisationId("one")
+    taken = tasks_of("one", 60)
+    shares.take_excess(taken, one, are_flowing=True)
+    assert shares.kept_part(one) == 1.0
+    parts = []
+    for tick in range(40):
+        shares.adapt_kept_part(one, tick * 0.25)
+        parts.append(shares.kept_part(one))
+    assert parts[:6] == [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    assert parts[-1] == 0.5**7
+    assert shares.kept_part(OrganisationId("two")) == 1.0
+    shares.discard(taken[:40])
+    shares.adapt_kept_part(one, 10.0)
+    assert shares.kept_part(one) == 0.5**7
+    shares.adapt_kept_part(one, 20.0)
+    assert shares.kept_part(one) == 0.5**6
+    shares.adapt_kept_part(one, 1000.0)
+    assert shares.kept_part(one) == 1.0
+
+
+def test_the_lanes_of_an_only_organisation_keep_their_usual_work() -> None:
+    shares = CreditShares(credit=100, max_bytes=LARGE)
+    one = OrganisationId("one")
+    shares.is_shared = False
+    shares.take_excess(tasks_of("one", 100), one, are_flowing=True)
+    shares.adapt_kept_part(one, 0.0)
+    assert shares.kept_part(one) == 1.0
 
 
 def test_room_is_left_for_what_is_expected_until_it_comes_or_a_while_has_passed() -> None:

@@ -354,6 +354,46 @@ def test_after_idling_a_lane_keeps_all_tasks_again() -> None:
     assert found.pop_overflow(61.1) != []
 
 
+def test_a_lane_that_must_leave_room_keeps_a_part_of_its_usual_work() -> None:
+    found = lane()
+    found.enqueue(tasks(5000), 0.0)
+    now = busy_for(found, 0.0, 2.0, 50.0)
+    found.pop_overflow(now, kept_part=0.125)
+    assert len(found.waiting) == round(50 * OVERFLOW_AFTER_S * 0.125)
+    assert found.free_capacity_for_released(now, kept_part=0.125) == 0
+    slow = lane()
+    slow.enqueue(tasks(100), 0.0)
+    slow.busy = slow.slots
+    slow.pop_overflow(1.5, kept_part=0.5)
+    assert len(slow.waiting) == slow.slots
+
+
+def test_a_lane_that_must_leave_room_keeps_few_in_its_first_second_but_all_that_was_released() -> (
+    None
+):
+    found = lane()
+    room = found.free_capacity_for_released(0.0, kept_part=0.5)
+    found.enqueue(tasks(room), 0.0)
+    while found.busy < found.slots:
+        found.dequeue()
+        found.busy += 1
+    assert found.pop_overflow(0.0, kept_part=0.5) == []
+    found.enqueue(tasks(100), 0.1)
+    assert len(found.pop_overflow(0.1, kept_part=0.5)) == 100
+    assert len(found.waiting) == LEAST // 2
+
+
+def test_a_lane_that_runs_empty_again_and_again_does_not_take_all_the_room() -> None:
+    found = lane()
+    for _ in range(5):
+        found.expect_released(1, 0.0)
+        found.enqueue(tasks(1), 0.0)
+        run_dry(found)
+    assert found.free_capacity_for_released(0.0) == found.slots + 512
+    assert found.free_capacity_for_released(0.0, kept_part=0.125) == found.slots + 64
+    assert found.free_capacity_for_released(0.0, kept_part=0.5**7) == found.slots + found.slots
+
+
 def test_released_tasks_are_awaited_before_more_are_released() -> None:
     found = lane()
     room = found.free_capacity_for_released(0.0)

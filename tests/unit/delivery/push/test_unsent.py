@@ -133,6 +133,48 @@ def test_expired_tasks_return_to_a_queue_that_keeps_them_and_are_held_otherwise(
     )
 
 
+def test_lanes_that_flow_give_way_until_others_of_their_organisation_find_room() -> None:
+    """Two of three have what they complete in ten seconds, which is all that may be had."""
+    lanes, outcomes = Lanes(slots=4, on_full_changed=lambda _identities: None), Outcomes()
+    reporter = SaturationReporter(lanes, lambda _identity: None)
+    unsent = UnsentHandler(lanes, cast("OutcomeWriter", outcomes), reporter)
+    unsent.shares = CreditShares(credit=1400, max_bytes=1 << 30)
+    flowing, idle = [lane_of(lanes, name) for name in ("a", "b")], lane_of(lanes, "c")
+
+    def arrive(lane: Lane, count: int, now: float) -> int:
+        """Return how many the lane gets."""
+        kept = unsent.hold_excess(lane, [replace(TASK, deadline=1000.0) for _ in range(count)], now)
+        lane.enqueue(kept, now)
+        unsent.hold_overflow(lane, now)
+        return len(kept)
+
+    now, got = 0.0, 0
+    for lane in flowing:
+        assert arrive(lane, 350, now) == 350
+    assert unsent.shares.room_for(idle.endpoint.organisation, now) == 0
+    while not got and now < 60:
+        now += 0.25
+        for lane in flowing:
+            lane.busy = lane.slots
+            for _ in range(10):
+                task = lane.dequeue()
+                assert task is not None
+                lane.on_attempt_done(now, started=now - 0.1)
+                unsent.shares.discard([task])
+            arrive(lane, 100, now)
+        unsent.check_lanes(now)
+        if unsent.shares.room_for(idle.endpoint.organisation, now):
+            got = arrive(idle, 20, now)
+    assert got == 20
+    assert now <= 3.0
+    assert min(len(lane.waiting) for lane in flowing) >= 40, "a second of work"
+
+
+def lane_of(lanes: Lanes, name: str) -> Lane:
+    record = replace(RECORD, subscription_id=SubscriptionId(name))
+    return lanes.get_or_create(Endpoint(record, SEAL), 0.0)
+
+
 def test_a_webhook_that_became_slow_is_not_claimed_and_returned_again_and_again() -> None:
     """It was fast, so its lane keeps 512, and a claim brings more than it starts in time."""
     lanes, outcomes = Lanes(slots=1, on_full_changed=lambda _identities: None), Outcomes()
