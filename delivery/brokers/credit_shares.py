@@ -35,11 +35,13 @@ _MOST_HALVINGS: Final = 7
 class _Use:
     """Count what an organisation has (None: subscriptions whose rows are gone)."""
 
-    __slots__ = ("count", "organisation", "size")
+    __slots__ = ("count", "flowing", "flowing_size", "organisation", "size")
 
     def __init__(self, organisation: OrganisationId | None) -> None:
         self.organisation = organisation
         self.count = self.size = 0
+        self.flowing = self.flowing_size = 0
+        """Those of them that came to lanes that flowed."""
 
 
 class CreditShares:
@@ -54,9 +56,9 @@ class CreditShares:
         self._max_bytes = max_bytes
         self._overhead_bytes = overhead_bytes
         self._margin, self._margin_bytes = credit // _MARGIN, max_bytes // _MARGIN
-        self._unsettled: dict[int, tuple[DeliveryTask, _Use]] = {}
+        self._unsettled: dict[int, tuple[DeliveryTask, _Use, bool]] = {}
         self._uses: dict[OrganisationId | None, _Use] = {}
-        self._bytes = 0
+        self._bytes = self._flowing = 0
         self._over: frozenset[OrganisationId] = frozenset()
         self._expected: dict[OrganisationId, tuple[int, float]] = {}
         """Tasks that were queued for an organisation, and until when they are expected."""
@@ -75,6 +77,8 @@ class CreditShares:
         self,
         tasks: Iterable[DeliveryTask],
         owners: Mapping[SubscriptionId, OrganisationId],
+        *,
+        are_flowing: bool = False,
     ) -> None:
         """Count tasks, each for the owner of its subscription, unless they are counted already."""
         unsettled, uses, overhead = self._unsettled, self._uses, self._overhead_bytes
@@ -85,11 +89,15 @@ class CreditShares:
             use = uses.get(organisation)
             if use is None:
                 use = uses[organisation] = _Use(organisation)
-            unsettled[id(task)] = task, use
+            unsettled[id(task)] = task, use, are_flowing
             size = len(task.payload) + overhead
             use.count += 1
             use.size += size
             self._bytes += size
+            if are_flowing:
+                use.flowing += 1
+                use.flowing_size += size
+                self._flowing += 1
 
     def discard(self, tasks: Iterable[DeliveryTask]) -> None:
         """Count tasks no longer; those that are not counted change nothing."""
@@ -98,11 +106,15 @@ class CreditShares:
             found = unsettled.pop(id(task), None)
             if found is None:
                 continue
-            use = found[1]
+            _, use, was_flowing = found
             size = len(task.payload) + overhead
             use.count -= 1
             use.size -= size
             self._bytes -= size
+            if was_flowing:
+                use.flowing -= 1
+                use.flowing_size -= size
+                self._flowing -= 1
             if not use.count:
                 del self._uses[use.organisation]
                 self._over = self._over.difference({use.organisation})
@@ -116,7 +128,7 @@ class CreditShares:
         outcome at once: what hangs would leave no credit to others. `are_flowing`: return
         none, because they end soon.
         """
-        self.add(tasks, {tasks[0].subscription_id: organisation})
+        self.add(tasks, {tasks[0].subscription_id: organisation}, are_flowing=are_flowing)
         self.on_arrived(organisation, len(tasks))
         count = 0 if are_flowing else min(len(tasks), self.excess_of(organisation))
         if not count:
@@ -130,7 +142,7 @@ class CreditShares:
         use = self._uses.get(organisation)
         if use is None or not self.is_shared:
             return 0
-        free, free_bytes = self._credit - len(self._unsettled), self._max_bytes - self._bytes
+        free, free_bytes = self._free_for(use)
         excess, excess_bytes = max(0, use.count - free) // 2, max(0, use.size - free_bytes) // 2
         return max(excess, excess_bytes * use.count // max(1, use.size))
 
@@ -164,7 +176,7 @@ class CreditShares:
         if self._is_over_share(organisation):
             return 0
         use = self._uses.get(organisation) or _Use(organisation)
-        free, free_bytes = self._credit - len(self._unsettled), self._max_bytes - self._bytes
+        free, free_bytes = self._free_for(use)
         room = (free - use.count) // 2
         if self._unsettled:
             room = min(room, self._as_tasks(free_bytes - use.size) // 2)
@@ -234,16 +246,34 @@ class CreditShares:
         )
 
     def _is_over_share(self, organisation: OrganisationId) -> bool:
-        """Return whether an organisation is among those of `over_share`."""
+        """Return whether one is among those of `over_share`, where lanes that flow give way."""
         is_over = self.is_shared and bool(self._over or self._is_short(0))
         if is_over:
             use = self._uses.get(organisation) or _Use(organisation)
-            is_over = self._has_its_share(
-                use, self._credit - len(self._unsettled), self._max_bytes - self._bytes
-            )
+            is_over = self._has_its_share(use, *self._free_for(use))
         if is_over != (organisation in self._over):
             self._over ^= {organisation}
         return is_over
+
+    def _free_for(self, use: _Use) -> tuple[int, int]:
+        """Return how many tasks and bytes are free for one organisation, now or soon.
+
+        It has its share sooner where others have more than theirs. But what flows ends or is held
+        within a second or so. So the others' part of that is free already.
+        """
+        free, free_bytes = self._credit - len(self._unsettled), self._max_bytes - self._bytes
+        has_more_free = (
+            use.count + self._margin < free
+            and use.size + self._margin_bytes < free_bytes
+            and use.organisation not in self._over
+        )
+        if has_more_free or self._flowing == use.flowing:
+            return free, free_bytes
+        others = [one for one in self._uses.values() if one is not use and one.flowing]
+        return (
+            free + _given_up([(one.count, one.flowing) for one in others], free),
+            free_bytes + _given_up([(one.size, one.flowing_size) for one in others], free_bytes),
+        )
 
     def free_for_each(self, most: int) -> int:
         """Return the same as `free`, if all that comes may be one organisation's.
@@ -266,3 +296,12 @@ class CreditShares:
             )
             limit = min(limit, max(1, self._as_tasks(free_bytes) // 2))
         return limit
+
+
+def _given_up(others: Sequence[tuple[int, int]], free: int) -> int:
+    """Return what others give up until each has as much as is free.
+
+    `others`: what each has, and how much of that flows.
+    """
+    over = [(have - free, flowing) for have, flowing in others if have > free]
+    return sum(min(excess // (len(over) + 1), flowing) for excess, flowing in over)

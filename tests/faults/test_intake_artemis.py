@@ -139,7 +139,7 @@ async def test_webhooks_that_flow_give_way_to_idle_ones_of_their_organisation(
     """A burst to eight webhooks of an organisation that must leave half of the credit to another.
 
     Oracle: while more than half of the burst is left, each of them gets a part of the attempts that a few
-    could make.
+    could make, and what a small organisation sends is not held.
     """
     monkeypatch.setattr(worker, "PUSH_CREDIT", 1400)
     flood = [await installation.subscribe() for _ in range(8)]
@@ -157,6 +157,14 @@ async def test_webhooks_that_flow_give_way_to_idle_ones_of_their_organisation(
         await sender.called(lambda: len(sender.calls) >= 2400, "a third of the burst")
         attempts = [len(sender.of(subscription)) for subscription in flood]
         assert min(attempts) >= 100, attempts
+        await installation.publish_many(free, 50)
+        await sender.called(lambda: len(sender.of(free)) == 50, "all of the other one")
+        held = await installation.value(
+            "SELECT count(*) FROM delivery_log l JOIN deliveries d ON d.id = l.delivery_id"
+            " WHERE l.kind = 'held' AND d.subscription_id = %s",
+            free,
+        )
+        assert held == 0
     assert set(Counter((call.delivery, call.attempt) for call in sender.calls).values()) == {1}
 
 

@@ -183,6 +183,49 @@ def test_of_several_that_hang_each_holds_what_would_leave_others_less_than_it_ha
     assert shares.free(20_000) >= 20_000 >> (count + 1)
 
 
+def test_beside_a_flood_that_flows_others_have_their_share() -> None:
+    shares = CreditShares(credit=20_000, max_bytes=LARGE)
+    flood, small = OrganisationId("flood"), OrganisationId("small")
+    for _ in range(40):
+        assert not shares.take_excess(tasks_of("flood", 500), flood, are_flowing=True)
+    assert shares.free(1) == 0
+    assert shares.room_for(small, 0.0) == 5_000
+    assert not shares.take_excess(tasks_of("small", 10), small, are_flowing=False)
+    assert shares.room_for(small, 0.0) == 4_992
+    assert shares.room_for(flood, 0.0) == 0
+    assert len(shares.take_excess(tasks_of("flood", 100), flood, are_flowing=False)) == 100
+    more = shares.take_excess(tasks_of("small", 10_000), small, are_flowing=False)
+    assert len(more) >= 2_000, "it has no more than its share, either"
+    assert len(shares.take_excess(tasks_of("small", 100), small, are_flowing=False)) == 100
+
+
+def test_beside_a_flood_that_flows_others_have_their_share_of_the_bytes() -> None:
+    shares = CreditShares(credit=LARGE, max_bytes=100_000)
+    flood, small = OrganisationId("flood"), OrganisationId("small")
+    assert not shares.take_excess(tasks_of("flood", 100, 1_000), flood, are_flowing=True)
+    assert not shares.take_excess(tasks_of("small", 10, 1_000), small, are_flowing=False)
+    assert shares.room_for(small, 0.0)
+
+
+def test_beside_several_floods_an_organisation_has_no_more_than_an_equal_part() -> None:
+    shares = CreditShares(credit=20_000, max_bytes=LARGE)
+    for owner in ("a", "b", "c"):
+        shares.take_excess(tasks_of(owner, 6_666), OrganisationId(owner), are_flowing=True)
+    assert 2_400 <= (shares.room_for(OrganisationId("small"), 0.0) or 0) <= 2_500
+
+
+def test_what_flowed_and_is_settled_is_given_up_no_more() -> None:
+    shares = CreditShares(credit=100, max_bytes=LARGE)
+    small = OrganisationId("small")
+    flowing = tasks_of("flood", 40)
+    shares.take_excess(flowing, OrganisationId("flood"), are_flowing=True)
+    add(shares, tasks_of("flood", 60))
+    assert shares.room_for(small, 0.0) == 20
+    shares.discard(flowing)
+    add(shares, tasks_of("flood", 40))
+    assert shares.room_for(small, 0.0) == 0
+
+
 def test_lanes_keep_less_the_longer_their_organisation_is_over_its_share() -> None:
     shares = CreditShares(credit=100, max_bytes=LARGE)
     one = OrganisationId("one")
