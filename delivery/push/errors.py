@@ -68,14 +68,17 @@ class ClaimExpiredError(DeliveryError):
 
 
 class SandboxDiedError(ClaimExpiredError):
-    """Report that a sandbox died with this delivery, and the claim ran out before another attempt.
+    """Report that a sandbox died with this delivery, and no other was ready in time.
 
     Its claim must count as lost, and not as returned without an attempt.
     """
 
 
 class ResourceShortageError(DeliveryError):
-    """Report that no attempt was made, because this process or machine lacks files or ports."""
+    """Report that no attempt was made, because this process or machine lacks what it takes.
+
+    That is files or ports, or the process in which a delivery that kills others is attempted.
+    """
 
 
 class SandboxUnavailableError(DeliveryError):

@@ -15,7 +15,9 @@ task at a time. Only a task that crashes this one several times in a row is give
 | --- | --- |
 | the shared sandbox dies or hangs | its tasks are attempted one at a time |
 | a single sandbox dies or hangs | the task is attempted again; after three deaths it is sidelined |
-| no sandbox can be started | the worker makes the attempt itself, with a warning |
+| the shared sandbox cannot be started | the worker makes the attempt itself, with a warning |
+| no single sandbox can be started | no attempt, as the task may have killed the shared one |
+| a start takes the rest of a claim | that sandbox is not started again for a minute |
 | the claim runs out before a sandbox is free | no attempt; the task is claimed again |
 | the claim runs out after a sandbox died | the next claim goes on from there, in the same worker |
 | the worker dies | its sandboxes end with their standard input; nothing is proven against a task |

@@ -4,11 +4,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
 from delivery.push.errors import (
     AttemptCrashedError,
     ClaimExpiredError,
+    ResourceShortageError,
     SandboxDiedError,
     SandboxUnavailableError,
 )
@@ -29,7 +31,7 @@ _SHARE: Final = 2
 """An organisation has at most this part of the places, a half: its endpoints may all hang."""
 _MAX_REMEMBERED: Final = 10_000
 _UNAVAILABLE_S: Final = 60.0
-"""The time without sandboxes after a claim was spent on waiting for one to start."""
+"""The time without a sandbox after a claim was spent on waiting for its start."""
 
 
 class DeliverySandbox(Protocol):
@@ -49,16 +51,24 @@ class DeliverySandbox(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _StartableSandbox:
+    """Hold a sandbox, and the time (monotonic seconds) before which no start is waited for."""
+
+    process: DeliverySandbox
+    unavailable_until: float = -math.inf
+
+
 class SandboxClient:
     """Send from a shared sandbox, after a crash from a single one; an async context manager."""
 
     def __init__(
         self, *, create_sandbox: Callable[[], DeliverySandbox], fallback: Sender, clock: Clock
     ) -> None:
-        """Configure the client. `fallback` sends if no sandbox process can be started."""
-        self._shared_sandbox = create_sandbox()
-        self._single_sandboxes: Sequence[DeliverySandbox] = [
-            create_sandbox() for _ in range(_SINGLE_SANDBOXES)
+        """Configure the client. `fallback` sends if the shared sandbox cannot be started."""
+        self._shared_sandbox = _StartableSandbox(create_sandbox())
+        self._single_sandboxes: Sequence[_StartableSandbox] = [
+            _StartableSandbox(create_sandbox()) for _ in range(_SINGLE_SANDBOXES)
         ]
         self._free_singles = list(self._single_sandboxes)
         self._shared_slots = FairSlots(
@@ -72,7 +82,6 @@ class SandboxClient:
 
         A hang may take a whole claim, so the count goes on with the next one.
         """
-        self._unavailable_until = -math.inf
         self._fallback = fallback
         self._clock = clock
 
@@ -81,7 +90,7 @@ class SandboxClient:
 
     async def __aexit__(self, *exc: object) -> None:
         await asyncio.gather(
-            *(sandbox.close() for sandbox in (self._shared_sandbox, *self._single_sandboxes))
+            *(one.process.close() for one in (self._shared_sandbox, *self._single_sandboxes))
         )
 
     async def send(
@@ -98,39 +107,52 @@ class SandboxClient:
         """Make one attempt at this version, which begins before `start_before` (monotonic seconds).
 
         AttemptCrashedError: it crashed a single sandbox each time, in this call and in those
-        before. SandboxDiedError: a sandbox died in this call, and there is no time for another
-        attempt. ClaimExpiredError: there was none for any. The delivery must be claimed again.
+        before. SandboxDiedError: a sandbox died in this call, and no other was ready in time.
+        ClaimExpiredError: there was no time for any attempt. ResourceShortageError: nothing was
+        attempted, also where no single sandbox can be started for a version that has killed one.
+        The delivery must be claimed again.
         """
 
-        def send_from(sandbox: DeliverySandbox) -> Awaitable[AttemptResult]:
-            return sandbox.send(
-                target,
-                headers,
-                body,
-                organisation=organisation,
-                timeout_s=timeout_s,
-                start_before=start_before,
-            )
+        async def send_from(sandbox: _StartableSandbox) -> AttemptResult:
+            if self._clock.monotonic() < sandbox.unavailable_until:
+                raise SandboxUnavailableError("it could not be started before")
+            try:
+                result = await sandbox.process.send(
+                    target,
+                    headers,
+                    body,
+                    organisation=organisation,
+                    timeout_s=timeout_s,
+                    start_before=start_before,
+                )
+            except SandboxUnavailableError:
+                if self._clock.monotonic() >= start_before:
+                    # The next claim must not be spent on waiting for this process, too.
+                    sandbox.unavailable_until = self._clock.monotonic() + _UNAVAILABLE_S
+                raise
+            sandbox.unavailable_until = -math.inf
+            return result
 
         died_before = self._deaths.get(version)
         try:
-            self._check_deadline(start_before)
-            if self._clock.monotonic() < self._unavailable_until:
-                raise SandboxUnavailableError("none could be started before")
-            result = await self._send_sandboxed(version, organisation, send_from, start_before)
-        except SandboxUnavailableError as exc:
-            if self._clock.monotonic() >= start_before:
-                # The next claim must not be spent on waiting for a process, too.
-                self._unavailable_until = self._clock.monotonic() + _UNAVAILABLE_S
-            self._check_deadline(start_before)
-            _log.warning("a delivery that may crash its worker is sent without sandbox: %s", exc)
-            result = await self._fallback.send(
-                target, headers, body, organisation=organisation, timeout_s=timeout_s
-            )
+            try:
+                self._check_deadline(start_before)
+                result = await self._send_sandboxed(version, organisation, send_from, start_before)
+            except SandboxUnavailableError as exc:
+                self._check_deadline(start_before)
+                if version in self._deaths:
+                    # It may kill the worker as it did the sandbox, with all that is in progress.
+                    raise ResourceShortageError(f"no sandbox for one task: {exc}") from exc
+                _log.warning(
+                    "a delivery that may crash its worker is sent without sandbox: %s", exc
+                )
+                result = await self._fallback.send(
+                    target, headers, body, organisation=organisation, timeout_s=timeout_s
+                )
         except AttemptCrashedError:
             self._deaths.pop(version, None)
             raise
-        except ClaimExpiredError as exc:
+        except (ClaimExpiredError, ResourceShortageError) as exc:
             if self._deaths.get(version) == died_before:
                 raise
             raise SandboxDiedError(str(exc)) from exc
@@ -141,7 +163,7 @@ class SandboxClient:
         self,
         version: DeliveryVersion,
         organisation: OrganisationId,
-        send_from: Callable[[DeliverySandbox], Awaitable[AttemptResult]],
+        send_from: Callable[[_StartableSandbox], Awaitable[AttemptResult]],
         start_before: float,
     ) -> AttemptResult:
         if version not in self._deaths:
@@ -153,7 +175,7 @@ class SandboxClient:
                     self._record_deaths(version, 0)
                     _log.warning("sending again from a single sandbox: %s", exc)
         async with self._single_slots.slot(organisation):
-            sandbox = self._free_singles.pop()
+            sandbox = self._take_single()
             try:
                 while True:
                     self._check_deadline(start_before)
@@ -167,6 +189,12 @@ class SandboxClient:
                         _log.warning("sending once more from a single sandbox: %s", exc)
             finally:
                 self._free_singles.append(sandbox)
+
+    def _take_single(self) -> _StartableSandbox:
+        """Take the free single sandbox that was used last, and could be started if possible."""
+        taken = min(reversed(self._free_singles), key=lambda one: one.unavailable_until)
+        self._free_singles.remove(taken)
+        return taken
 
     def _record_deaths(self, version: DeliveryVersion, count: int) -> None:
         self._deaths.pop(version, None)

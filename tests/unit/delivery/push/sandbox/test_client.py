@@ -9,6 +9,7 @@ import pytest
 from delivery.push.errors import (
     AttemptCrashedError,
     ClaimExpiredError,
+    ResourceShortageError,
     SandboxDiedError,
     SandboxUnavailableError,
 )
@@ -32,6 +33,8 @@ class FakeSandbox:
     most: int = 0
     missing: bool = False
     closed: bool = False
+    until: float = LATER
+    """Expected as that before which an attempt must begin."""
     _in_progress: dict[int, asyncio.Future[AttemptResult]] = field(default_factory=dict)
 
     async def send(
@@ -44,7 +47,7 @@ class FakeSandbox:
         timeout_s: float,
         start_before: float = LATER,
     ) -> AttemptResult:
-        assert (organisation, timeout_s, start_before) == (ORGANISATION, 5, LATER)
+        assert (organisation, timeout_s, start_before) == (ORGANISATION, 5, self.until)
         if self.missing:
             raise SandboxUnavailableError("no")
         self.sent.append(body)
@@ -160,6 +163,8 @@ class Place:
 
     async def send(self, body: bytes, until: float = LATER) -> AttemptResult:
         target = PushUrl.parse("http://h.test/")
+        for sandbox in self.sandboxes:
+            sandbox.until = until
         return await self.sender.send(
             target,
             b"",
@@ -206,7 +211,7 @@ async def test_one_organisation_takes_at_most_half_of_the_places() -> None:
     """Its endpoints may all hang, and those of others need an attempt before their claims end."""
     place, other = Place(), OrganisationId("01900000-0000-7000-8000-000000000002")
     shared, target = HangingSandbox(), PushUrl.parse("http://h.test/")
-    place.sender._shared_sandbox = shared
+    place.sender._shared_sandbox.process = shared
 
     def send(organisation: OrganisationId) -> asyncio.Task[AttemptResult]:
         return asyncio.create_task(
@@ -296,7 +301,7 @@ async def test_deaths_of_the_latest_deliveries_are_remembered(
 async def test_a_sandbox_that_cannot_start_in_time_is_not_waited_for_again() -> None:
     """Else each claim would be spent on the wait, and nothing would ever be attempted."""
     place = Place()
-    shared = place.sender._shared_sandbox = SlowlyMissingSandbox(place.clock)
+    shared = place.sender._shared_sandbox.process = SlowlyMissingSandbox(place.clock)
     with pytest.raises(ClaimExpiredError):
         await place.send(b"well", until=place.clock.monotonic() + 30)
     assert place.fallback.sent == [], "another worker may have the claim"
@@ -305,6 +310,54 @@ async def test_a_sandbox_that_cannot_start_in_time_is_not_waited_for_again() -> 
     place.clock.ahead_s += 60
     assert await place.send(b"well") == OK
     assert shared.tried == 2
+
+
+def make_singles_slow(place: Place, count: int = 4) -> list[SlowlyMissingSandbox]:
+    """Let these single sandboxes need a minute for a start that fails."""
+    slow = [SlowlyMissingSandbox(place.clock) for _ in range(count)]
+    for single, process in zip(place.sender._single_sandboxes[-count:], slow, strict=True):
+        single.process = process
+    return slow
+
+
+async def test_a_slow_start_of_a_single_sandbox_leaves_the_shared_one_in_use() -> None:
+    place = Place()
+    make_singles_slow(place)
+    with pytest.raises(ClaimExpiredError):
+        await place.send(POISON, until=place.clock.monotonic() + 30)
+    assert await place.send(b"well") == OK
+    assert (place.sandboxes[0].sent, place.fallback.sent) == ([POISON, b"well"], [])
+
+
+async def test_a_claim_counts_as_lost_if_a_sandbox_died_before_one_could_not_start() -> None:
+    """The shared sandbox died with it, so the attempt may have reached the endpoint."""
+    place = Place()
+    make_singles_slow(place)
+    with pytest.raises(SandboxDiedError):
+        await place.send(POISON, until=place.clock.monotonic() + 30)
+
+
+async def test_a_delivery_that_killed_a_sandbox_is_never_sent_by_the_worker() -> None:
+    place = Place()
+    slow = make_singles_slow(place)
+    with pytest.raises(SandboxDiedError):
+        await place.send(POISON, until=place.clock.monotonic() + 30)
+    for sandbox in place.sender._single_sandboxes:
+        sandbox.unavailable_until = place.clock.monotonic() + 60
+    with pytest.raises(ResourceShortageError):
+        await place.send(POISON, until=place.clock.monotonic() + 30)
+    assert sum(sandbox.tried for sandbox in slow) == 1, "a start is not waited for again"
+    assert place.fallback.sent == []
+
+
+async def test_a_single_sandbox_that_can_start_is_taken_before_those_that_could_not() -> None:
+    place = Place()
+    (slow,) = make_singles_slow(place, count=1)
+    with pytest.raises(SandboxDiedError):
+        await place.send(POISON, until=place.clock.monotonic() + 30)
+    with pytest.raises(AttemptCrashedError, match="SIGSEGV"):
+        await place.send(POISON)
+    assert (slow.tried, place.sent_singly) == (1, [POISON] * MAX_CRASHES)
 
 
 async def test_without_a_sandbox_the_worker_sends() -> None:
