@@ -22,6 +22,7 @@ from urllib.parse import unquote_to_bytes
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
+from rooms.api.certificate_names import CanonicalName, canonical_name
 from rooms.db.authentication import ApiKeyAuthenticator, AuthFailure, ClientAddress
 from rooms.domain.member_identity import CertificateNames, CertificateRules, MemberIdentity
 from rooms.domain.principal import Principal
@@ -31,7 +32,7 @@ from rooms.settings import IpNetwork
 STATE_KEY: Final = "client_certificate"
 """The key of a connection's certificate in the `state` of each ASGI scope."""
 
-Revoked = Mapping[x509.Name, frozenset[int]]
+Revoked = Mapping[CanonicalName, frozenset[int]]
 """Serial numbers of revoked certificates by their issuer."""
 FORWARDED_FOR: Final = b"x-forwarded-for"
 CLIENT_CERTIFICATE: Final = b"x-forwarded-client-cert"
@@ -64,7 +65,7 @@ class ClientCertificate:
     identity: MemberIdentity | None
     problem: str
     serial: int
-    issuer: x509.Name
+    issuer: CanonicalName
     not_after: datetime
 
     def is_over(self, now: datetime) -> bool:
@@ -94,7 +95,7 @@ def read_certificate(content: bytes, rules: CertificateRules) -> ClientCertifica
         identity=identity,
         problem=problem,
         serial=certificate.serial_number,
-        issuer=certificate.issuer,
+        issuer=canonical_name(certificate.issuer),
         not_after=certificate.not_valid_after_utc,
     )
 

@@ -17,9 +17,17 @@ _PEM = serialization.Encoding.PEM
 class ClientCertificateAuthority:
     """Issue certificates of members: subject C=instance, O=class, CN=code."""
 
-    def __init__(self, name: str = "rooms test members") -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    def __init__(
+        self,
+        name: str | x509.Name = "rooms test members",
+        *,
+        key: ec.EllipticCurvePrivateKey | None = None,
+    ) -> None:
+        """Create an authority with this name (as a text, its CN), and this key or a new one."""
+        self._key = key or ec.generate_private_key(ec.SECP256R1())
+        if isinstance(name, str):
+            name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self._name = name
         public = self._key.public_key()
         self.certificate = (
             _builder(self._name, self._name, public)

@@ -15,6 +15,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
+from rooms.api.certificate_names import CanonicalName, canonical_name
 from rooms.api.client_identity import Revoked
 from rooms.errors import RoomsError
 from rooms.settings import Settings
@@ -168,9 +169,15 @@ def _file_of(content: bytes) -> Iterator[str]:
 def _check_signatures(
     lists: Iterable[x509.CertificateRevocationList], authorities: Sequence[x509.Certificate]
 ) -> None:
-    """Raise ValueError for a list of one of these authorities that none of them has signed."""
+    """Raise ValueError for a list of one of these authorities that none of them has signed.
+
+    Lists of others pass: an authority may be one that only clients send, with their certificates.
+    OpenSSL checks the signature of such a list in the handshake.
+    """
+    names = [canonical_name(known.subject) for known in authorities]
     for one in lists:
-        issuers = [known for known in authorities if known.subject == one.issuer]
+        issuer = canonical_name(one.issuer)
+        issuers = [known for name, known in zip(names, authorities, strict=True) if name == issuer]
         if issuers and not any(_is_signed_by(one, known) for known in issuers):
             raise ValueError(f"its list of {one.issuer.rfc4514_string()} has a wrong signature")
 
@@ -184,9 +191,11 @@ def _is_signed_by(found: x509.CertificateRevocationList, authority: x509.Certifi
 
 
 def _revoked(lists: Iterable[x509.CertificateRevocationList]) -> Revoked:
-    found: dict[x509.Name, set[int]] = {}
+    found: dict[CanonicalName, set[int]] = {}
     for one in lists:
-        found.setdefault(one.issuer, set()).update(entry.serial_number for entry in one)
+        found.setdefault(canonical_name(one.issuer), set()).update(
+            entry.serial_number for entry in one
+        )
     return {issuer: frozenset(serials) for issuer, serials in found.items()}
 
 

@@ -128,9 +128,15 @@ async def test_a_certificate_among_the_lists_is_not_trusted(tmp_path: Path) -> N
         assert await status(place, place.context(members.issue())) == 202
 
 
-async def test_a_list_with_a_wrong_signature_is_refused(tmp_path: Path) -> None:
-    """It would end the connections of others' certificates."""
-    members, forger = ClientCertificateAuthority(), ClientCertificateAuthority()
+@pytest.mark.parametrize(
+    "name", ["rooms test members", "Rooms Test MEMBERS", " rooms  test\tmembers "]
+)
+async def test_a_list_with_a_wrong_signature_is_refused(tmp_path: Path, name: str) -> None:
+    """It would end the connections of others' certificates.
+
+    OpenSSL would use it for each name that it takes for the same, and refuse all certificates.
+    """
+    members, forger = ClientCertificateAuthority(), ClientCertificateAuthority(name)
     good = members.issue()
     async with tls_served(tmp_path, members=members, crl=members.revocation_list()) as place:
         context = place.context(good)
