@@ -205,8 +205,9 @@ def parse_stomp_url(url: str) -> StompUrl:
 def parse_zookeeper_url(url: str) -> ZooKeeperUrl:
     """Return the parts of a zookeeper:// URL. BackendUrlError lists every problem."""
     reader = _UrlReader(url, _ZOOKEEPER)
-    # A path may have an @; a password has none but %40.
     authority, slash, path = reader.address.partition("/")
+    if "@" in path:
+        reader.problems.append(f"has an @ after its /; {_ESCAPES}")
     login, nodes = reader.split_login(authority)
     reader.hosts(nodes)
     user, password = login or ("", "")
@@ -256,9 +257,11 @@ class _UrlReader:
         self.given = dict(pairs)
         if len(self.given) != len(pairs):
             self.problems.append("has a parameter twice")
+        self._query = query
         # Without a login before them, what would be the nodes may be a part of the password.
         self._hides_nodes = "@" in url
         if "@" in query:
+            self.given = {}  # they may be parts of the password
             self.problems.append(f"has an @ after its ?; {_ESCAPES}")
         elif unknown := sorted(set(self.given) - spec.parameters):
             self.problems.append(
@@ -267,10 +270,14 @@ class _UrlReader:
             )
 
     def split_login(self, authority: str) -> tuple[tuple[str, str] | None, str]:
-        """Return user and password (None: there is no @) and the rest."""
+        """Return user and password (None: there is no @) and the rest.
+
+        `authority` is the address, or the part of it before its path.
+        """
         login, at, rest = authority.rpartition("@")
         if at:
-            self._hides_nodes = False
+            # The password may go on after its first @.
+            self._hides_nodes = "@" in self.address[len(authority) :] + self._query
         user, _, password = login.partition(":")
         return (unquote(user), unquote(password)) if at else None, rest
 

@@ -1,14 +1,22 @@
 """Test that settings are read once, and that every problem is reported at once."""
 
+from dataclasses import asdict
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from delivery.brokers import open_broker
 from delivery.leadership import open_election
 from delivery.magazines import open_magazines
-from rooms.backend_urls import parse_aerospike_url, parse_zookeeper_url, with_standby_session
+from rooms.backend_urls import (
+    PARSERS,
+    BackendUrlError,
+    parse_aerospike_url,
+    parse_zookeeper_url,
+    with_standby_session,
+)
 from rooms.backends import backends_of
 from rooms.clock import SystemClock
 from rooms.domain.push_url import REFUSED_PORTS
@@ -235,7 +243,7 @@ def test_an_election_may_be_held_in_zookeeper() -> None:
         "zookeeper://h1:2181,h2:2181?session_s=5&refresh_s=30",
         "zookeeper://[::1]:2181/installations",
         "zookeeper://h",
-        "ZooKeeper://me:p%40ss@h/root@x",
+        "ZooKeeper://me:p%40ss@h/root",
     ):
         assert read_settings({"ELECTION_URL": url}).election_url == url
 
@@ -251,6 +259,7 @@ def test_an_election_may_be_held_in_zookeeper() -> None:
             "unknown parameter timeout; valid here: refresh_s, session_s",
         ),
         ("zookeeper://h1?session_s=2&session_s=3", "twice"),
+        ("zookeeper://h1/root@x", "an @ after its /"),
         ("zookeeper://h1:0", "no HOST:PORT in 'h1:0'"),
         ("zookeeper:h1", "no HOST:PORT in ''"),
         ("zookeeper://h1?session_s=0", "session_s='0', which is not a whole number from 1 to 60"),
@@ -274,6 +283,28 @@ def test_no_problem_of_a_url_shows_a_part_of_its_password(scheme: str, character
     texts = problems(**{name: url})
     assert texts
     assert not any(part in text for text in texts for part in ("s3cr", "etPW"))
+
+
+@pytest.mark.parametrize(
+    "password",
+    ["s3cr@W Y?etPW", "s3cr@W Y/etPW", "1/etPW", "s3cr@WY/etPW", "a?ca=etPW", "a?retries=etPW", "a?session_s=etPW", "a?tls=etPW",
+     "s3cr?ca=etPW&key=WY", "s3cr@WY?heartbeat_ms=etPW", "s3cr@WY:1?x=/etPW/etPW"],
+)  # fmt: skip
+@pytest.mark.parametrize("scheme", ["stomp", "stomps", "aerospike", "zookeeper"])
+def test_no_piece_of_a_password_is_taken_for_another_part_of_a_url(
+    scheme: str, password: str
+) -> None:
+    """A password may be right after its last @, or the URL is refused."""
+    path = "" if scheme.startswith("stomp") else "/space"
+    try:
+        found: Any = PARSERS[scheme](f"{scheme}://rooms:{password}@host:1234{path}")
+    except BackendUrlError as exc:
+        text = str(exc)
+    else:
+        text = "".join(
+            f"{name} {value}" for name, value in asdict(found).items() if name != "password"
+        )
+    assert not any(part in text for part in ("s3cr", "W Y", "WY", "etPW"))
 
 
 def test_a_broker_and_its_backups_by_stomp(tmp_path: Path) -> None:
