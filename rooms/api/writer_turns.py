@@ -11,6 +11,7 @@ from typing import Final
 
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import OrganisationId
+from rooms.domain.work_location import BrokerMode
 from rooms.errors import RateLimitedError
 from rooms.fair_slots import FairSlots
 
@@ -18,10 +19,24 @@ MAX_WAITING: Final = 1_000
 """Most changes of one organisation that wait for their turn."""
 WAIT_S: Final = 10.0
 """Longest wait for a turn, as for a connection of an organisation's share."""
-LOCK_TIMEOUT_MS: Final = 5_000
+LOCK_TIMEOUT_MS: Final = 4_000
 """Longest wait of a change for a lock, such as that of a job over the same deliveries."""
-MAX_CONFLICTS_S: Final = 5.0
+STATEMENT_TIMEOUT_S: Final = 5
+"""Longest time of one try of a change, with all its waits for locks."""
+MAX_CONFLICTS_S: Final = 4.0
 """A change that meets others starts again for so long: its turn ends before others are refused."""
+
+
+def change_writer(url: str, *, query_timeout_s: int, broker_mode: BrokerMode) -> LogWriter:
+    """Return the writer of an API process: no turn of it lasts as long as others wait for one."""
+    return LogWriter(
+        url,
+        kind="api",
+        lock_timeout_ms=LOCK_TIMEOUT_MS,
+        statement_timeout_s=min(query_timeout_s, STATEMENT_TIMEOUT_S),
+        max_conflicts_s=MAX_CONFLICTS_S,
+        broker_mode=broker_mode,
+    )
 
 
 class WriterTurns:

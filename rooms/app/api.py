@@ -28,7 +28,7 @@ from rooms.api.server.tls_files import LoadedTls, TlsFileError, TlsFiles
 from rooms.api.server.tls_listener import HandshakeOutcome, TlsListener
 from rooms.api.server.uvicorn_server import BoundedServer, http_config
 from rooms.api.streams import StreamTransport
-from rooms.api.writer_turns import LOCK_TIMEOUT_MS, MAX_CONFLICTS_S
+from rooms.api.writer_turns import change_writer
 from rooms.app.file_limit import FileNeed, allot_connections
 from rooms.app.process import StopHook, member_name, run, stop_on_signals
 from rooms.app.stores import (
@@ -48,7 +48,6 @@ from rooms.db.queries.stats import CachedStats
 from rooms.db.queries.subscription_counts import OrganisationStats
 from rooms.db.readiness import WriteCheck
 from rooms.db.receipt_keys import PublishedKeys
-from rooms.db.writer import LogWriter
 from rooms.domain.ids import IdGenerator, RoomId
 from rooms.errors import SettingsError
 from rooms.metrics import Metrics
@@ -127,12 +126,9 @@ async def open_services(
             )
         )
         writer = await stack.enter_async_context(
-            LogWriter(
+            change_writer(
                 database_url,
-                kind="api",
-                lock_timeout_ms=LOCK_TIMEOUT_MS,
-                statement_timeout_s=settings.query_timeout_s,
-                max_conflicts_s=MAX_CONFLICTS_S,
+                query_timeout_s=settings.query_timeout_s,
                 broker_mode=settings.broker_mode,
             )
         )

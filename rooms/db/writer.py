@@ -102,9 +102,9 @@ class LogWriter:
 
     A statement that waits `lock_timeout_ms` for a lock is refused (0: it waits for ever), and so is
     one that takes `statement_timeout_s`. One that meets others starts again for `max_conflicts_s`
-    at most (None: a hundred times). Without `durable`, a crash of PostgreSQL may take back what was
-    committed in the last moment: only for claims, which no crash outlives. `broker_mode` decides
-    where the work rows go that its statements make.
+    at most, with its first try (None: a hundred times). Without `durable`, a crash of PostgreSQL
+    may take back what was committed in the last moment: only for claims, which no crash outlives.
+    `broker_mode` decides where the work rows go that its statements make.
 
     `isolated`: a statement sees one state of the database. If a row that it wants to change was
     changed meanwhile, the statement starts again. Without it, PostgreSQL reads such a row again in
@@ -280,14 +280,14 @@ class LogWriter:
     async def _retry_on_conflict(
         self, connection: Connection, work: Callable[[], Awaitable[_T]]
     ) -> _T:
-        now_s, first_s = asyncio.get_running_loop().time, None
+        now_s = asyncio.get_running_loop().time
+        first_s = now_s()
         for _ in range(_MAX_TRIES - 1):
             try:
                 return await self._translate_errors(connection, work)
             except _SerializationConflictError:
                 if self._max_conflicts_s is None:
                     continue
-                first_s = now_s() if first_s is None else first_s
                 if now_s() - first_s >= self._max_conflicts_s:
                     raise
         return await self._translate_errors(connection, work)

@@ -25,7 +25,7 @@ from delivery.push.http.ssrf import SsrfGuard
 from rooms.api.app import create_app
 from rooms.api.deps import ApiServices, GuestChangeLimiter, KeyRateLimiter
 from rooms.api.readiness import LeaderHealth, Readiness
-from rooms.api.writer_turns import LOCK_TIMEOUT_MS, MAX_CONFLICTS_S
+from rooms.api.writer_turns import change_writer
 from rooms.clock import SystemClock
 from rooms.db.authentication import ApiKeyAuthenticator
 from rooms.db.catalog.api_keys import create_key, hash_key, key_prefix, new_key
@@ -38,12 +38,12 @@ from rooms.db.readiness import WriteCheck
 from rooms.db.receipt_keys import PublishedKeys
 from rooms.db.secrets import Cipher
 from rooms.db.tables.organisations import api_keys
-from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.ids import IdGenerator, RoomId
 from rooms.domain.push_url import PushUrl
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import Scope
+from rooms.domain.work_location import POSTGRES_MODE
 from rooms.metrics import Metrics
 from rooms.outages import Dependency
 from rooms.ports import BrokerUsers
@@ -229,12 +229,8 @@ async def open_api(
         metrics = Metrics()
         writes = WriteCheck(engine, clock.monotonic)
         async with (
-            LogWriter(
-                url,
-                kind="api",
-                lock_timeout_ms=LOCK_TIMEOUT_MS,
-                statement_timeout_s=settings.query_timeout_s,
-                max_conflicts_s=MAX_CONFLICTS_S,
+            change_writer(
+                url, query_timeout_s=settings.query_timeout_s, broker_mode=POSTGRES_MODE
             ) as writer,
             Notifier(url) as signals,
             open_publisher(

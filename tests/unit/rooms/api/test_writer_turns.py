@@ -86,3 +86,6 @@ async def test_so_many_changes_of_an_organisation_wait_at_most(
 def test_a_change_in_the_way_of_others_ends_before_they_are_refused() -> None:
     assert MAX_CONFLICTS_S < WAIT_S
     assert writer_turns.LOCK_TIMEOUT_MS < WAIT_S * 1000
+    assert writer_turns.LOCK_TIMEOUT_MS < writer_turns.STATEMENT_TIMEOUT_S * 1000
+    # The last try may begin just before the end of the conflicts.
+    assert MAX_CONFLICTS_S + writer_turns.STATEMENT_TIMEOUT_S < WAIT_S
