@@ -4,7 +4,7 @@ The next redelivery may be hours away, and its failure must not be the first one
 a lane with its endpoint would take too much memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,9 @@ from rooms.cache_shares import CacheShares
 from rooms.domain.ids import OrganisationId, SubscriptionId
 
 _MAX_CACHED: Final = 50_000
+"""The most shares of all entries, together less than 40 MB."""
+_TIMES_PER_SHARE: Final = 32
+"""An entry has one share, and one more for every so many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,14 @@ class UnrecordedFailures:
 class FailureCache:
     """Keep the failures of subscriptions without a lane.
 
-    Where there are too many, the organisation with the most of them loses its oldest ones.
+    Where they take too much memory, the organisation with the most of it loses its oldest ones. An
+    entry counts by its times: a circuit may need 5 failures, or 1,000.
     """
 
     def __init__(self) -> None:
         self._failures: dict[SubscriptionId, UnrecordedFailures] = {}
-        self._shares = CacheShares[SubscriptionId]()
+        self._shares = CacheShares[tuple[SubscriptionId, int]]()
+        self._share_count = 0
 
     def __len__(self) -> int:
         return len(self._failures)
@@ -50,14 +55,27 @@ class FailureCache:
         failures: UnrecordedFailures,
     ) -> None:
         """Keep the failures of a subscription whose lane is removed."""
+        self.take(subscription_id)
         self._failures[subscription_id] = failures
-        self._shares.add(subscription_id, organisation)
-        if len(self._failures) > _MAX_CACHED:
-            self.take(self._shares.displaced())
+        for share in _shares_of(subscription_id, failures):
+            self._shares.add(share, organisation)
+            self._share_count += 1
+        while self._share_count > _MAX_CACHED:
+            displaced, _ = self._shares.displaced()
+            self.take(displaced)
 
     def take(self, subscription_id: SubscriptionId) -> UnrecordedFailures | None:
         """Remove and return the failures of a subscription, if there are some."""
         failures = self._failures.pop(subscription_id, None)
         if failures is not None:
-            self._shares.discard(subscription_id)
+            for share in _shares_of(subscription_id, failures):
+                self._shares.discard(share)
+                self._share_count -= 1
         return failures
+
+
+def _shares_of(
+    subscription_id: SubscriptionId, failures: UnrecordedFailures
+) -> Iterator[tuple[SubscriptionId, int]]:
+    for share in range(1 + len(failures.failed_at) // _TIMES_PER_SHARE):
+        yield subscription_id, share

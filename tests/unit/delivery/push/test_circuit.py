@@ -1,5 +1,7 @@
 """Test how many failures open a circuit, and when a streak of failures is reported."""
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +26,16 @@ def test_failures_further_apart_than_the_window_are_no_row() -> None:
     found = CircuitBreaker()
     assert not any(found.failed(at * 11.0, failures=3, window_s=20) for at in range(50))
     assert found.failed(49 * 11.0 + 1, failures=3, window_s=20)
+
+
+def test_a_row_of_many_failures_takes_little_memory() -> None:
+    tracemalloc.start()
+    found = CircuitBreaker()
+    assert not any(found.failed(at / 7, failures=1000, window_s=600) for at in range(999))
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found.failed_at()) == 999
+    assert size < 999 * 10
 
 
 def test_a_limit_of_zero_failures_never_opens_it() -> None:
