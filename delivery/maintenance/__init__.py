@@ -9,7 +9,7 @@
 | `expiry.py` leases | 500 ms | ends expired leases and wakes polls |
 | `expiry.py` deliveries | 1 s | expires due deliveries, except attempts under way and live leases |
 | `expiry.py` ordering | 1 s | advances ordering keys whose head has ended |
-| `jobs.py` | 1 s | runs jobs: deletions, restores, clears, replays |
+| `jobs.py` | 1 s | runs jobs: deletions, restores, clears, retries, replays |
 | `resend.py` migration | 1 s to 10 min | moves work rows after a change of broker |
 | `cleanup.py` keys | 1 min | deletes idempotency keys after a day |
 | `cleanup.py` partitions | 1 h | creates the partitions of the coming week |

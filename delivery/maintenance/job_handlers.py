@@ -12,10 +12,12 @@ from delivery.maintenance.restore import ClearJob, RestoreJob
 from delivery.maintenance.task_context import TaskContext
 from delivery.maintenance.ungranted import CancelUngrantedJob
 from delivery.maintenance.usage import usage_counter
+from delivery.maintenance.waiting_retries import RetryWaitingJob
 from rooms.db.jobs.delete import DeleteQueries
 from rooms.db.jobs.replay import ReplayQueries
 from rooms.db.jobs.restore import ClearQueries, RestoreQueries
 from rooms.db.jobs.ungranted import UngrantedQueries
+from rooms.db.jobs.waiting_retries import WaitingRetryQueries
 from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.queue.resend import ResendQueries
 from rooms.domain.job import JobKind
@@ -71,6 +73,9 @@ def job_handlers(
             restores,
             OrderingQueries(context.slow_writer),
             on_queued=queued,
+        ).handlers(),
+        **RetryWaitingJob(
+            job_queue, WaitingRetryQueries(context.slow_writer), on_queued=queued
         ).handlers(),
         **ReplayJob(
             job_queue,

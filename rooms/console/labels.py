@@ -153,6 +153,7 @@ _WORDS: Final[Mapping[str, str]] = {
     Reason.ORDER: "waits for its turn",
     LogKind.PULL_ACKED: "acknowledged",
     JobKind.ANALYSE_LOG: "analyse the log",
+    JobKind.RETRY_WAITING: "retry now",
     JobKind.CANCEL_UNGRANTED: "cancel what no grant covers",
     ErrorClass.DNS: "unknown host",
     ErrorClass.BLOCKED: "address not allowed",
@@ -170,7 +171,7 @@ _WORDS: Final[Mapping[str, str]] = {
 _FIELDS: Final = (
     *("since", "until", "days", "rate_per_s", "concurrency", "max_shovels", "repair", "queue"),
     *("moved", "shard", "load_pointer", "fire_pointer", "sweep_pointer", "epoch", "loaded"),
-    *("fired", "reloaded", "sent_again"),
+    *("fired", "reloaded", "sent_again", "retried"),
     *("reason", "error", "delivery_id", "target"),
 )
 """Names in the arguments and results of jobs, in the shards of magazines, and of filters."""

@@ -19,6 +19,7 @@ class JobKind(StrEnum):
     - Analyse the log: `full`. Its result has the last lines of the command.
     - Restore, clear, skip and replay: see `delivery.maintenance.restore` and
       `delivery.maintenance.replay`.
+    - Retry what waits for its next attempt: see `delivery.maintenance.waiting_retries`.
     """
 
     DELETE_ROOM = "delete_room"
@@ -35,6 +36,7 @@ class JobKind(StrEnum):
     CLEAR_ROOM = "clear_room"
     CLEAR_SUBSCRIPTION = "clear_subscription"
     SKIP_TO_NOW = "skip_to_now"
+    RETRY_WAITING = "retry_waiting"
     REPLAY = "replay"
     RECOVER = "recover"
     CHECK_STORES = "check_stores"
@@ -50,6 +52,7 @@ CANCELLABLE = frozenset(
         JobKind.CLEAR_ROOM,
         JobKind.CLEAR_SUBSCRIPTION,
         JobKind.SKIP_TO_NOW,
+        JobKind.RETRY_WAITING,
         JobKind.REPLAY,
         JobKind.RECOVER,
         JobKind.CHECK_STORES,
@@ -69,6 +72,7 @@ REPEATABLE = frozenset(
         JobKind.CLEAR_ROOM,
         JobKind.CLEAR_SUBSCRIPTION,
         JobKind.SKIP_TO_NOW,
+        JobKind.RETRY_WAITING,
         JobKind.REPLAY,
     }
 )

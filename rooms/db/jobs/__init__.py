@@ -1,4 +1,4 @@
-"""Store jobs, and the statements by which jobs change rows: replay, restore, clear, delete.
+"""Store jobs, and the statements by which jobs change rows, such as replay and restore.
 
 A job is a row of `jobs`. The API adds it; a periodic task of the process that has the partition
 runs it in small steps. One statement makes a step, records the job's position and adds to its
@@ -11,6 +11,7 @@ counts. It changes nothing if the job is no longer at the position that it was r
     jobs       jobs                                   states, positions, counts
     replay     messages, deliveries, outbox           past messages for one subscription
     restore    deliveries and all work tables         restore deliveries, or clear a room
+    retries    deliveries, outbox                     make waiting retries due now
     delete     all tables with rows of a room         what a deletion has left
 
 If a process dies here:

@@ -40,10 +40,11 @@ _WAITING: Final = f"state IN ('{State.QUEUED}', '{State.SCHEDULED}')"
 
 # A row that another broker's relay is about to send may be taken away: the copy is stale when it
 # arrives. A copy for a `native` queue may not: its client does not ask PostgreSQL.
-_IN_FLIGHT: Final = f"""(o.kind = {WorkLocation.PULL_TO_RELAY:d} AND o.worker IS NOT NULL AND EXISTS (
+IN_FLIGHT: Final = f"""(o.kind = {WorkLocation.PULL_TO_RELAY:d} AND o.worker IS NOT NULL AND EXISTS (
             SELECT FROM subscriptions n WHERE n.room_id = o.room_id AND n.id = o.subscription_id
                 AND (n.native_password IS NOT NULL) IS TRUE OFFSET 0)
         OR o.kind NOT IN ({WorkLocation.PUSH_TO_RELAY:d}, {WorkLocation.PULL_TO_RELAY:d}) AND o.claimed_until > now() AND {session_lives("o.worker")})"""
+"""The condition that the work row `o` must stay as it is. Needs the parameter `life`."""
 _DELIVERIES: Final = """c AS MATERIALIZED (
     SELECT d.room_id, d.id, d.subscription_id, d.state FROM deliveries d
     WHERE d.room_id = %(room)s::int4 AND d.id > %(after)s::uuid AND d.id < %(high)s::uuid
@@ -53,7 +54,7 @@ _DELIVERIES: Final = """c AS MATERIALIZED (
 _RESULT_COLUMNS: Final = f""", NULL, NULL, NULL, NULL, NULL
 UNION ALL
 SELECT 0, c.id::text, c.subscription_id::text, c.state::text, s.type, CASE WHEN c.id IN (SELECT id FROM d) THEN '{ChangeOutcome.DONE}'
-    WHEN c.{_OPEN} AND (EXISTS (SELECT FROM outbox o WHERE o.room_id = c.room_id AND o.id = c.id AND {_IN_FLIGHT} OFFSET 0)
+    WHEN c.{_OPEN} AND (EXISTS (SELECT FROM outbox o WHERE o.room_id = c.room_id AND o.id = c.id AND {IN_FLIGHT} OFFSET 0)
         OR EXISTS (SELECT FROM leases l WHERE l.room_id = c.room_id AND l.id = c.id AND l.until > now() OFFSET 0))
     THEN '{ChangeOutcome.IN_FLIGHT}' ELSE '{ChangeOutcome.UNCHANGED}' END
 FROM c LEFT JOIN LATERAL (
@@ -63,7 +64,7 @@ FROM c LEFT JOIN LATERAL (
 
 _CANCEL: Final = f"""
 WITH {_DELIVERIES}, u AS MATERIALIZED (SELECT * FROM c WHERE {_OPEN}), o AS (
-    DELETE FROM outbox o USING u WHERE o.room_id = ANY (ARRAY[u.room_id]) AND o.id = u.id AND NOT {_IN_FLIGHT}
+    DELETE FROM outbox o USING u WHERE o.room_id = ANY (ARRAY[u.room_id]) AND o.id = u.id AND NOT {IN_FLIGHT}
     RETURNING o.room_id, o.id
 ), l AS (
     DELETE FROM leases l USING u WHERE l.room_id = ANY (ARRAY[u.room_id]) AND l.id = u.id AND (l.until <= now()) IS TRUE
@@ -101,7 +102,7 @@ WITH m AS MATERIALIZED (
     UPDATE outbox o SET generation = o.generation + 1, due_at = u.due, expires_at = o.expires_at + (u.due - o.due_at),
         kind = (o.kind & 1) + CASE WHEN u.later THEN {SCHEDULED[0]:d} ELSE %(push)s::int2 END, claimed_until = '-infinity',
         worker = NULL
-    FROM u WHERE o.room_id = ANY (ARRAY[u.room_id]) AND o.id = u.id AND NOT {_IN_FLIGHT}
+    FROM u WHERE o.room_id = ANY (ARRAY[u.room_id]) AND o.id = u.id AND NOT {IN_FLIGHT}
     RETURNING o.room_id, o.id, o.generation, o.due_at, o.expires_at, u.later
 ), d AS (
     UPDATE deliveries t SET state = CASE WHEN o.later THEN '{State.SCHEDULED}' ELSE '{State.QUEUED}' END::delivery_state,

@@ -15,11 +15,13 @@ from delivery.maintenance.replay import ReplayJob
 from delivery.maintenance.resend import LossDetector, RecoverJob
 from delivery.maintenance.restore import ClearJob, RestoreJob
 from delivery.maintenance.task import ShouldContinue
+from delivery.maintenance.waiting_retries import RetryWaitingJob
 from rooms.clock import SystemClock
 from rooms.db.connection import open_engine, transaction
 from rooms.db.jobs.jobs import JobQueue, JobRecord, OpenJob, cancel_job
 from rooms.db.jobs.replay import ReplayQueries
 from rooms.db.jobs.restore import ClearQueries, RestoreQueries
+from rooms.db.jobs.waiting_retries import WaitingRetryQueries
 from rooms.db.queue.ordering import OrderingQueries
 from rooms.db.queue.resend import ResendQueries
 from rooms.db.writer import LogWriter
@@ -36,7 +38,15 @@ from tests.support.sentinel import put_sentinel
 
 COUNT = 6
 STEP = 2
-WALKS = ["restore", "clear_room", "clear_subscription", "skip_to_now", "replay", "recover"]
+WALKS = [
+    "restore",
+    "clear_room",
+    "clear_subscription",
+    "skip_to_now",
+    "retry_waiting",
+    "replay",
+    "recover",
+]
 
 
 @pytest.fixture
@@ -84,9 +94,11 @@ class Stepping:
             ReplayQueries(writer),
             ResendQueries(writer),
         )
+        retries = WaitingRetryQueries(writer)
         for records, name in (
             (restores, "restore_page"),
             (clears, "clear_page"),
+            (retries, "retry_page"),
             (replays, "insert"),
             (recovery, "resend"),
         ):
@@ -101,6 +113,7 @@ class Stepping:
                 on_queued=lambda _: None,
                 batch=STEP,
             ).handlers(),
+            **RetryWaitingJob(worklist, retries, on_queued=lambda _: None, batch=STEP).handlers(),
             **ReplayJob(
                 worklist,
                 replays,
@@ -135,6 +148,7 @@ class Stepping:
             "clear_room": {"room_id": room},
             "clear_subscription": {"room_id": room, "subscription_id": self.push},
             "skip_to_now": {"room_id": room, "subscription_id": self.push},
+            "retry_waiting": {"room_id": room, "subscription_id": self.push},
             "replay": {
                 "room_id": room,
                 "subscription_id": self.pull,
@@ -142,6 +156,11 @@ class Stepping:
             },
             "recover": {},
         }
+        if kind == "retry_waiting":
+            await self.installation.rows("UPDATE deliveries SET attempt = 1")
+            await self.installation.rows(
+                "UPDATE outbox SET attempt = 1, due_at = now() + interval '1 hour'"
+            )
         return await ask(self.installation, kind, age_s=0.0, **arguments[kind])
 
     async def furnish(self) -> None:
@@ -161,6 +180,7 @@ class Stepping:
             "clear_room": "cancelled",
             "clear_subscription": "cancelled",
             "skip_to_now": "cancelled",
+            "retry_waiting": "restored",
             "replay": "replayed",
             "recover": "restored",
         }[kind]

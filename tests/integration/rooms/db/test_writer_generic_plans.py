@@ -9,6 +9,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from rooms.db.jobs import waiting_retries
 from rooms.db.leases import ack, acquire, acquire_copies, release
 from rooms.db.operational import batches, completion
 from rooms.db.queue import (
@@ -76,6 +77,8 @@ STATEMENTS = {
     "come due": lookahead._STAGE_DUE,
     "withdraw": withdraw._CANCEL,
     "move": withdraw._RESCHEDULE,
+    "retry": waiting_retries._RETRY,
+    "count retries": waiting_retries._COUNT,
     "lease copies": acquire_copies._LEASE,
     "look at queues": acquire_copies._DUE_BY_QUEUE,
     "restore named": resend._RESEND_BY_VERSION,
