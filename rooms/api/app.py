@@ -58,6 +58,7 @@ from rooms.api import (
     subscription_creation,
     subscriptions,
     usage,
+    waiting_retries,
 )
 from rooms.api.auth import (
     authorize,
@@ -130,6 +131,7 @@ ROUTES: Final[Sequence[HTTPRouteHandler]] = (
     *subscription_actions.ROUTES,
     *subscription_approval.ROUTES,
     *subscription_clearing.ROUTES,
+    *waiting_retries.ROUTES,
     *ordering.ROUTES,
     *pull.ROUTES,
     *pull_queue.ROUTES,

@@ -235,6 +235,7 @@ POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
         target="rooms.db.sideline.entries:SidelineEntries.record_moved", after=True
     ),
     **_named("restoring", "rooms.db.jobs.restore:RestoreQueries.restore_page"),
+    **_named("retrying", "rooms.db.jobs.waiting_retries:WaitingRetryQueries.retry_page"),
     "after clearing": Point(target="rooms.db.jobs.restore:ClearQueries.clear_page", after=True),
     "after replaying": Point(target="rooms.db.jobs.replay:ReplayQueries.insert", after=True),
     "before finishing": Point(target="rooms.db.jobs.jobs:JobQueue.finish_job", after=False),

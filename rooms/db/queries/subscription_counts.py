@@ -61,8 +61,7 @@ MAX_COUNTED: Final = 100_000
 """So many rows of a kind are counted."""
 
 _COUNT: Final = """
-SELECT (SELECT least(count(*), :most) FROM (SELECT {columns} FROM outbox o WHERE o.room_id = :room{going_on} LIMIT :read) o
-        WHERE o.subscription_id = CAST(:subscription AS uuid){queued}) AS waiting,
+SELECT q.waiting, q.retries,
     (SELECT least(count(*), :most) FROM (SELECT l.subscription_id FROM leases l WHERE l.room_id = :room LIMIT :read) l
         WHERE l.subscription_id = CAST(:subscription AS uuid)) AS leased,
     (SELECT count(*) FROM (SELECT FROM sidelined s WHERE s.room_id = :room
@@ -75,13 +74,12 @@ SELECT (SELECT least(count(*), :most) FROM (SELECT {columns} FROM outbox o WHERE
         AND s.subscription_id = CAST(:subscription AS uuid)) AS sidelined_since,
     (SELECT l.failing_since FROM lanes l WHERE l.room_id = :room
         AND l.id = CAST(:subscription AS uuid)) AS failing_since
+FROM (SELECT least(count(*), :most) AS waiting, least(count(*) FILTER (WHERE o.attempt > 0 AND o.due_at > now()), :most) AS retries
+    FROM (SELECT o.subscription_id, o.attempt, o.due_at FROM outbox o WHERE o.room_id = :room{going_on} LIMIT :read) o
+    WHERE o.subscription_id = CAST(:subscription AS uuid){queued}) q
 """
-COUNT: Final = _COUNT.format(columns="o.subscription_id", going_on="", queued="")
-COUNT_KNOWN: Final = _COUNT.format(
-    columns="o.subscription_id, o.attempt, o.due_at",
-    going_on=f" AND {IS_GOING_ON}",
-    queued=f" AND {IS_QUEUE_KNOWN}",
-)
+COUNT: Final = _COUNT.format(going_on="", queued="")
+COUNT_KNOWN: Final = _COUNT.format(going_on=f" AND {IS_GOING_ON}", queued=f" AND {IS_QUEUE_KNOWN}")
 """Counts what its subscriber may know of, in a room of another organisation."""
 
 _COUNT_ROOM: Final = text("""
@@ -239,10 +237,12 @@ class RoomCounts:
 class SubscriptionCounts:
     """Count a subscription's unfinished and sidelined deliveries, among up to 100,000 of each.
 
-    `waiting`: queued or scheduled; `held`: by reason. `failing_since`: only failures since then.
+    `waiting`: queued or scheduled. `retries`: those of them that were attempted before and are due
+    later. `held`: by reason. `failing_since`: only failures since then.
     """
 
     waiting: int
+    retries: int
     leased: int
     sidelined: int
     held: Mapping[str, int]

@@ -59,6 +59,10 @@ UPDATE lanes SET circuit_open = false, circuit_since = CASE WHEN circuit_open TH
 WHERE room_id = :room AND id = :subscription AND (circuit_open OR failing_since IS NOT NULL)
 RETURNING circuit_since IS NOT DISTINCT FROM now()
 """)
+_BRING_PROBE_FORWARD: Final = text("""
+UPDATE lanes SET probe_at = now()
+WHERE room_id = :room AND id = :subscription AND circuit_open AND probe_at > now()
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,13 @@ async def reset_lane(connection: AsyncConnection, subscription: Subscription) ->
             {},
         )
     return was_open is not None
+
+
+async def bring_probe_forward(connection: AsyncConnection, subscription: Subscription) -> None:
+    """Make the next probe of an open circuit due now. One that was named already is still sent."""
+    await connection.execute(
+        _BRING_PROBE_FORWARD, {"room": subscription.room_id, "subscription": subscription.id}
+    )
 
 
 _MAX_WAITING_COUNTED: Final = 10_000

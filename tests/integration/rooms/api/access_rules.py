@@ -137,6 +137,7 @@ ROUTES: Final[Mapping[_Group, tuple[str, ...]]] = {
         "GET /subscriptions/{subscription_id}/history",
         "POST /subscriptions/{subscription_id}/terminate",
     ),
+    (Audience.BOTH, "rooms subscriptions", 202): ("POST /subscriptions/{subscription_id}/retry",),
     (Audience.JOB, "rooms subscriptions", 200): (
         "GET /jobs/{job_id}",
         "POST /jobs/{job_id}/cancel",
@@ -294,6 +295,7 @@ CONFLICTS: Final[Mapping[str, tuple[str, ...]]] = {
     f"POST {_AT}/pause": (PENDING,),
     f"POST {_AT}/resume": (PENDING,),
     f"POST {_AT}/replay": (PENDING,),
+    f"POST {_AT}/retry": (PENDING, SUSPENDED),
     f"POST {_AT}/ordering-keys/skip": (*_PUSH, PENDING),
     "POST /deliveries/{delivery_id}/redeliver": _PUSH,
 }

@@ -88,6 +88,7 @@ ALLOWED: Final[dict[tuple[str, str], frozenset[Scope]]] = {
     ("POST", "/v1/subscriptions/{subscription_id}/replay"): frozenset({OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/clear"): frozenset({OPERATE}),
     ("POST", "/v1/subscriptions/{subscription_id}/skip-to-now"): frozenset({OPERATE}),
+    ("POST", "/v1/subscriptions/{subscription_id}/retry"): frozenset({MANAGE, OPERATE}),
     ("POST", "/v1/recover"): INSTALLATION,
     ("GET", "/v1/jobs"): frozenset({MANAGE, OPERATE}),
     ("GET", "/v1/jobs/{job_id}"): frozenset({MANAGE, OPERATE}),

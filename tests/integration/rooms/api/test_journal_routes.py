@@ -225,6 +225,7 @@ async def own_subscriptions(recorder: Recorder, room: int) -> None:
     await recorder.step("POST", one + "/sideline/purge", query="?confirm=own", **own)
     for action in ("clear", "skip-to-now"):
         await recorder.step("POST", f"{one}/{action}", query="?confirm=own", **own)
+    await recorder.step("POST", f"{one}/retry", **own)
     body = {"since": "2026-01-01T00:00:00Z"}
     job = await recorder.step("POST", one + "/replay", body, **own)
     await recorder.step("POST", "/jobs/{job_id}/cancel", job_id=job["job_id"])
