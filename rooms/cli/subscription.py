@@ -400,6 +400,21 @@ def _end_waiting(
 
 @subscription.command()
 @click.argument("subscription")
+@click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar.")
+@pass_session
+def retry(session: CliSession, /, *, subscription: str, follow: bool) -> None:
+    """Retry now what waits for its next attempt, after the endpoint was mended.
+
+    Messages that are due later themselves, and held deliveries, wait on.
+    """
+    with session.client() as client:
+        found = find_subscription(client, subscription)
+        answer = client.call("POST", f"/subscriptions/{found['id']}/retry")
+        show_accepted_job(session, client, answer, follow=follow)
+
+
+@subscription.command()
+@click.argument("subscription")
 @pass_session
 def pause(session: CliSession, /, *, subscription: str) -> None:
     """Hold all deliveries until `resume`."""

@@ -97,6 +97,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "subscription reinstate": (ID,),
     "subscription reject": (ID,),
     "subscription resume": (ID,),
+    "subscription retry": (ID,),
     "subscription rotate-password": (ID,),
     "subscription rotate-secret": (ID,),
     "subscription skip-to-now": (ID, "--yes"),
