@@ -57,6 +57,7 @@ _SHARED: Final = (
     sign_in.set_preferences,
     subscription_actions.pause,
     subscription_actions.resume,
+    subscription_actions.retry,
     subscription_actions.withdraw_proposal,
     subscription_actions.show_test,
     subscription_actions.call,

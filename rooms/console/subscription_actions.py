@@ -1,4 +1,4 @@
-"""Pause, resume and test a subscription, rotate its credentials, and decide about others'."""
+"""Pause, resume, retry and test a subscription, rotate credentials, and decide about others'."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.event_types import parse_json
 from rooms.console.fields import Field, Kind, read_fields
 from rooms.console.form import Form
-from rooms.console.page import Page, PageDep
+from rooms.console.page import HOME, Page, PageDep
 from rooms.console.subscriptions import PATH, SUBSCRIPTION, find_subscription
 
 _FILTER_FIELDS: Final = (
@@ -24,6 +24,7 @@ _CREDENTIALS: Final = f"{SUBSCRIPTION}/credentials"
 DONE: Final = {
     "subscription-paused": "The subscription is paused: its deliveries are held.",
     "subscription-resumed": "The subscription is active: held deliveries go on.",
+    "retry-begun": "What waits for its next attempt is retried now: this job does it.",
     "subscription-approved": "The subscription is approved.",
     "subscription-rejected": "The request is rejected.",
     "subscription-suspended": "The subscription is suspended: its messages are held.",
@@ -43,6 +44,14 @@ async def pause(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
 async def resume(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
     """Resume a subscription."""
     return await _act(page, subscription_id, "resume", "subscription-resumed")
+
+
+@post(f"{SUBSCRIPTION}/retry")
+async def retry(page: PageDep, subscription_id: FromPath[str]) -> Response[Any]:
+    """Make the waiting retries due now, and show the job."""
+    await page.form()
+    job = await page.api.post(f"/subscriptions/{segment(subscription_id)}/retry")
+    return page.redirect(f"{HOME}/jobs/{job['job_id']}", done="retry-begun")
 
 
 @post(f"{SUBSCRIPTION}/withdraw")
@@ -211,6 +220,7 @@ def _show_credentials(
 ROUTES: Final = (
     pause,
     resume,
+    retry,
     withdraw_proposal,
     approve,
     reject,

@@ -218,6 +218,8 @@ async def test_operating_brings_failed_messages_back(browser: Browser) -> None:
     paused = await browser.submit(page, f"{at}/pause")
     assert "The subscription is paused" in paused.text
     assert "is active" in (await browser.submit(paused, f"{at}/resume")).text
+    retried = await browser.post(f"{at}/retry", await token(browser))
+    assert retried.path.startswith(f"{PORTAL}/jobs/")
     preview = await browser.get(f"{at}/sideline/shovel")
     assert "Bring back 1 delivery of billing" in preview.text
     job = await browser.submit(preview, f"{at}/sideline/shovel")

@@ -388,6 +388,7 @@ async def test_a_viewer_changes_nothing_of_a_subscription(browser: Browser) -> N
     for action, fields in (
         ("pause", {}),
         ("resume", {}),
+        ("retry", {}),
         ("call", {}),
         ("withdraw", {}),
         ("approve", {"version": "1"}),
