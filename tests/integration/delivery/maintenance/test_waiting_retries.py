@@ -20,6 +20,7 @@ from rooms.db.queue.broker_claims import BrokerClaims
 from rooms.db.queue.claims import Outbox
 from rooms.db.queue.lookahead import stage_due
 from rooms.db.queue.outcomes import DeliveryOutcome, OutcomeQueries
+from rooms.db.queue.relay import RELAY_WRITER_KIND, RelayOutbox
 from rooms.db.queue.withdraw import ChangeOutcome, cancel_message
 from rooms.db.writer import LogWriter
 from rooms.domain.delivery_task import PRIORITIES, DeliveryTask
@@ -424,6 +425,38 @@ async def test_what_is_being_given_to_the_relay_becomes_due_too(
     await jobs_of(writer).run(always)
     assert await retried(installation, identity) == 1
     await assert_due(installation, copy)
+
+
+@pytest.mark.parametrize("shape", [RELAYED])
+async def test_what_a_relay_is_sending_becomes_due_and_is_sent_again(
+    installation: Installation, writer: LogWriter, database: str
+) -> None:
+    """The relay has claimed the retry: its mark finds another version, and the next is sent."""
+    subscription = await installation.subscribe()
+    copy = await near(installation, subscription)
+    await installation.rows("UPDATE outbox SET kind = %s", int(WorkLocation.PUSH_TO_RELAY))
+    async with LogWriter(database, kind=RELAY_WRITER_KIND) as relay:
+        outgoing = RelayOutbox(relay)
+
+        async def claimed() -> Sequence[DeliveryTask]:
+            batch = await outgoing.claim(
+                limit=9, claim_s=60, deadline=0, watermarks_us=[0] * PRIORITIES, dead_relays=()
+            )
+            return batch.tasks
+
+        first = await claimed()
+        assert [one.generation for one in first] == [0]
+        identity = await request(installation, subscription)
+        await jobs_of(writer).run(always)
+        assert await retried(installation, identity) == 1
+        assert (await outgoing.mark_sent(first))[0] == 0
+        second = await claimed()
+        assert [(one.generation, one.attempt) for one in second] == [(1, copy.attempt)]
+        assert (await outgoing.mark_sent(second))[0] == 1
+    work = await installation.work("outbox", copy)
+    assert work is not None
+    assert (work["kind"], work["generation"]) == (WorkLocation.PUSH_AT_BROKER, 1)
+    assert await misplaced(writer) == []
 
 
 async def test_a_cancelled_message_stays_cancelled(

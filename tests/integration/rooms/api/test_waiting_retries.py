@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from rooms.domain.state_machine import SubscriptionType
+from rooms.db.queue.holds import HeldGroup, Holds
+from rooms.domain.ids import SubscriptionId
+from rooms.domain.state_machine import Reason, SubscriptionType
 from tests.integration.delivery.maintenance.test_service import always
 from tests.integration.delivery.maintenance.test_waiting_retries import jobs_of
 from tests.integration.rooms.api.conftest import Api
@@ -117,6 +119,15 @@ async def test_the_next_probe_of_an_open_circuit_is_due_at_once(api: Api, *, is_
     owner = await member(api)
     room = await shared_room(api, owner)
     subscription = await subscribe(api, owner, room, push_url=HOOK, circuit_failures=3)
+    await accepted(api, owner.key, room)
+    await api.sql(
+        "WITH o AS (DELETE FROM outbox RETURNING *), d AS ("
+        " UPDATE deliveries SET state = 'held', reason = 'circuit_open' FROM o WHERE deliveries.id = o.id)"
+        " INSERT INTO held (room_id, id, subscription_id, priority, delay_ms, reason)"
+        " SELECT room_id, id, subscription_id, priority, 0, 'circuit_open' FROM o RETURNING 1"
+    )
+    held = HeldGroup(SubscriptionId(subscription["id"]), Reason.CIRCUIT_OPEN)
+    holds = Holds(api.services.writer)
     ((at,),) = await api.sql(
         "INSERT INTO lanes (room_id, id, circuit_open, circuit_since, probe_at)"
         " VALUES (%s, %s, %s, now(), CASE WHEN %s THEN now() + interval '1 hour' END)"
@@ -126,6 +137,7 @@ async def test_the_next_probe_of_an_open_circuit_is_due_at_once(api: Api, *, is_
         is_open,
         is_open,
     )
+    assert await holds.probe(held, open_ms=HOUR_MS) == 0
     await retried(api, owner, subscription)
     path = f"/subscriptions/{subscription['id']}/lane"
     circuit = (await api.call("GET", path, owner.key)).json()["circuit"]
@@ -135,6 +147,7 @@ async def test_the_next_probe_of_an_open_circuit_is_due_at_once(api: Api, *, is_
         assert 0 <= left.total_seconds() < HOUR_MS / 2000
     else:
         assert circuit["next_probe_at"] is None
+    assert [await holds.probe(held, open_ms=HOUR_MS) for _ in range(2)] == [int(is_open), 0]
 
 
 @pytest.mark.parametrize(("access", "status"), [("read", 403), ("operate", 202), ("manage", 202)])
