@@ -185,7 +185,9 @@ class SubscriptionResponse(Struct, kw_only=True):
 
     To the room's owner, what is the subscriber's own is null or empty: `push_url`, `filter`,
     headers and overrides. `target` is the scheme and host of the webhook. `proposal`: changes that
-    wait for the owner's approval, which names the `version` that it saw.
+    wait for the owner's approval, which names the `version` that it saw. This grows with each
+    change of the subscription, its status, its proposal and its room's defaults for deliveries. It
+    does not when its endpoint fails or recovers.
     """
 
     id: str

@@ -1,6 +1,8 @@
 """Store subscriptions.
 
-`version` counts up with every change, and workers reload by it.
+`version` counts up with every change, and workers reload by it. `lane_changes` counts those of them
+that changed only its lane (its circuit, its failures). Callers see the difference: what the
+subscription is, and nothing that its endpoint does.
 
 An operational subscription is an ordinary one that wants no event type. Each organisation has at
 most one in a room. That of a room's `operational_url` belongs to the room. Its messages are made of
@@ -426,7 +428,7 @@ def subscription_from_row(row: RowMapping) -> Subscription:
         proposal=row["proposal"],
         status_reason=row["status_reason"],
         status_since=row["status_since"],
-        version=row["version"],
+        version=row["version"] - row["lane_changes"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
     )

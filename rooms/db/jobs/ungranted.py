@@ -20,7 +20,7 @@ _OPEN: Final = ", ".join(f"'{state}'" for state in sorted(UNFINISHED))
 _CURRENT: Final = """
 current AS MATERIALIZED (
     SELECT 1 AS one FROM subscriptions s, jobs j WHERE s.room_id = %(room)s::int4 AND s.id = %(subscription)s::uuid
-        AND s.version = %(version)s::int4 AND j.id = %(job)s::uuid AND j.state IN ('queued', 'running')
+        AND s.version - s.lane_changes = %(version)s::int4 AND j.id = %(job)s::uuid AND j.state IN ('queued', 'running')
 ),"""
 _PAGE: Final = PAGE_OF_DELIVERIES.format(of=f"{OF_SUBSCRIPTION} AND EXISTS (SELECT FROM current)")
 # A subscription for operational events takes no grant for them. `kept` is as old as the walk, and

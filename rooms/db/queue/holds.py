@@ -98,7 +98,7 @@ _PROBE: Final = _RELEASE_TEMPLATE.format(
         probe_generation = d.generation, probe_attempt = d.attempt, probes = t.probes + 1
     FROM d WHERE t.room_id = d.room_id AND t.id = d.subscription_id
 ), learnt AS (
-    UPDATE subscriptions s SET version = s.version + 1 FROM d WHERE s.room_id = d.room_id AND s.id = d.subscription_id
+    UPDATE subscriptions s SET version = s.version + 1, lane_changes = s.lane_changes + 1 FROM d WHERE s.room_id = d.room_id AND s.id = d.subscription_id
 )""",
     join_message=JOIN_MESSAGE,
 )

@@ -1,7 +1,8 @@
 """Share the state of a lane between workers: its circuit, its failures, its rate.
 
 And disable endpoints. A change that other workers must act on counts the subscription's version up.
-A worker that takes a copy after it loads the lane again before anything is sent.
+A worker that takes a copy after it loads the lane again before anything is sent. `lane_changes`
+counts such versions, which say nothing of the subscription itself: callers do not see them.
 
 A write may come minutes after the attempts that it follows from. It changes nothing if the
 subscription has another URL, secret or header since, was resumed, or its circuit was moved.
@@ -23,7 +24,7 @@ from rooms.domain.operational_event import OperationalEvent
 
 # The status is tested by an expression, so that the planner uses no index but the key.
 _BUMP_VERSION: Final = """learnt AS (
-    UPDATE subscriptions s SET version = s.version + 1 FROM l WHERE s.room_id = l.room_id AND s.id = l.id
+    UPDATE subscriptions s SET version = s.version + 1, lane_changes = s.lane_changes + 1 FROM l WHERE s.room_id = l.room_id AND s.id = l.id
 )"""
 _COUNT_CHANGED: Final = "\nSELECT 0, count(*) FROM l\n"
 # The version would not do, since the circuit raises it, too. Only changes of the subscription set
@@ -80,7 +81,8 @@ WITH l AS (
 # before, which still runs during an upgrade, shows its data to every recipient.
 _TARGET: Final = "substring(push_url FROM '^[^:]+://[^/?]+')"
 # Like that of `rooms.db.catalog.subscription_states`: no secret, header or path.
-_SNAPSHOT: Final = f"""jsonb_build_object('name', name, 'type', type, 'version', version, 'event_types', event_types, 'filter', filter,
+_SNAPSHOT: Final = f"""jsonb_build_object('name', name, 'type', type, 'version', version - lane_changes,
+        'event_types', event_types, 'filter', filter,
         'target', {_TARGET}, 'proposal', CASE WHEN proposal <> '{{}}' THEN proposal - 'push_url' || CASE
             WHEN jsonb_exists(proposal, 'push_url') THEN jsonb_build_object('target', {_TARGET.replace("push_url", "proposal ->> 'push_url'")})
             ELSE '{{}}' END END)"""
@@ -99,7 +101,8 @@ WITH locked AS MATERIALIZED (
         %(failing_ms)s::int8 IS NULL OR EXISTS (
             SELECT FROM lanes l WHERE l.room_id = s.room_id AND l.id = s.id
                 AND l.failing_since <= now() - %(failing_ms)s::int8 * interval '1 ms'))
-    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version, s.event_types, s.filter, s.proposal
+    RETURNING s.room_id, s.id, s.name, s.push_url, s.status_reason, s.type, s.version, s.lane_changes, s.event_types, s.filter,
+        s.proposal
 ), h AS (
     INSERT INTO subscription_history (room_id, subscription_id, action, status, reason, snapshot)
     SELECT room_id, id, 'disabled', 'disabled', status_reason, {_SNAPSHOT} FROM s

@@ -161,6 +161,7 @@ subscriptions: Final = Table(
     flag_column("ack_by_next_pull"),
     Column("former_types", ARRAY(Text), nullable=False, server_default="{}"),
     flag_column("never_approved"),
+    int_column("lane_changes", default="0"),
     PrimaryKeyConstraint("room_id", "id"),
 )
 

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from rooms.db.connection import open_connection
+from rooms.db.queue.endpoints import EndpointRecord, load_endpoints
+from rooms.db.queue.throttle import SharedLaneState
+from rooms.domain.ids import RoomId, SubscriptionId
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
     PAID,
@@ -189,6 +193,46 @@ async def test_an_old_or_future_version_is_never_approved(api: Api) -> None:
     missing = await api.call("POST", f"/subscriptions/{identity}/approve", owner.key, json={})
     assert missing.status_code == 422
     await approve(api, owner, identity)
+
+
+async def test_an_approval_meets_an_endpoint_that_fails(api: Api) -> None:
+    """Check that the owner need not look again because of what workers write."""
+    owner, subscriber, room, identity = await waiting(
+        api, type="PUSH", push_url=HOSTS[0], circuit_failures=1
+    )
+    await approve(api, owner, identity)
+    await change(api, subscriber, identity, push_url=HOSTS[1])
+    seen = await read(api, owner, identity)
+
+    async def record() -> EndpointRecord:
+        found = SubscriptionId(identity)
+        async with open_connection(api.url, name="test") as connection:
+            return (await load_endpoints(connection, [(RoomId(room), found)]))[found]
+
+    lanes = SharedLaneState(api.services.writer)
+    before = await record()
+    assert await lanes.mark_failing(before)
+    assert await lanes.open_circuit(await record(), open_ms=1)
+    assert await lanes.close_circuit(await record())
+    assert await lanes.clear_failing(await record())
+    assert (await record()).version == before.version + 4, "workers notice each"
+    assert await read(api, owner, identity) == seen
+
+    await change(api, subscriber, identity, push_url=HOSTS[2])
+    refused = await act(api, owner, identity, "approve", version=seen["version"])
+    assert refused.status_code == 409, "the proposal is another one"
+    now = await read(api, owner, identity)
+    assert f"its version is {now['version']} now" in refused.json()["detail"]
+    assert await lanes.open_circuit(await record(), open_ms=1)
+    approved = await act(api, owner, identity, "approve", version=now["version"])
+    assert approved.status_code == 200, approved.text
+    assert (approved.json()["target"], approved.json()["version"]) == (
+        HOSTS[2],
+        now["version"] + 1,
+    )
+    assert await lanes.disable(await record(), reason="gone")
+    versions = [one["snapshot"]["version"] for one in await history(api, owner, identity)]
+    assert versions == list(range(1, now["version"] + 3)), "also where a worker disables it"
 
 
 async def test_an_approval_during_publishes_routes_from_its_commit_on(api: Api) -> None:

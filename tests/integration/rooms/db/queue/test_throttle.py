@@ -311,6 +311,8 @@ async def test_one_probe_in_a_period_by_any_worker(
     after = await installation.endpoint_record(subscription)
     assert after.probe == (first.delivery_id, 1, 0)
     assert after.version == before.version + 1
+    shown = "SELECT version - lane_changes AS version FROM subscriptions WHERE id = %s"
+    assert await installation.rows(shown, subscription) == [{"version": 1}]
     work = await installation.work("outbox", first)
     assert work is not None
     assert (work["generation"], work["attempt"]) == (1, 0)
