@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 API_KEY_FILE = "api-key"
 DATABASE_URL_FILE = "run/database-url"
+_KEY_VARIABLE = "ROOMS_API_KEY"
 _MAX_SUMMARY = 200
 
 
@@ -100,8 +101,16 @@ class CliSession:
             raise CliError(f"{path} cannot be read: {exc.strerror}") from exc
 
     def _key(self, url: str, settings: "Settings") -> str:
-        if self.key:
-            return self.key
+        # click takes an empty variable for one that is not set.
+        given = os.environ.get(_KEY_VARIABLE) if self.key is None else self.key
+        if given is not None and not given.strip():
+            raise click.UsageError(
+                f"--key or {_KEY_VARIABLE} is empty: give a key, perhaps the file that it is read "
+                f"from is missing. To use the key of the service that `make run` starts here, "
+                f"leave the option out and unset the variable"
+            )
+        if given is not None:
+            return given
         path = settings.data / API_KEY_FILE
         # The key in the file belongs to this machine's service: it must not reach another address.
         if is_local(url, settings) and (found := _read(path)):
@@ -130,7 +139,8 @@ def global_options(*, root: bool = False) -> list[click.Parameter]:
 
     def remember(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
         session = ctx.ensure_object(CliSession)
-        if value and parameter.name:
+        is_given = value is not None if parameter.name == "key" else value
+        if is_given and parameter.name:
             setattr(session, parameter.name, value)
 
     shared: dict[str, Any] = {"expose_value": False, "callback": remember}
@@ -143,8 +153,9 @@ def global_options(*, root: bool = False) -> list[click.Parameter]:
         ),
         click.Option(
             ["--key"],
-            envvar="ROOMS_API_KEY" if root else None,
-            help="API key.  [ROOMS_API_KEY; else the file ROOMS_DATA/api-key]",
+            envvar=_KEY_VARIABLE if root else None,
+            help="API key; an empty one is an error.  "
+            "[ROOMS_API_KEY; else the file ROOMS_DATA/api-key]",
             **shared,
         ),
         click.Option(

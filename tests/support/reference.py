@@ -48,7 +48,7 @@ _OTHERS: Final = (
     (
         "ROOMS_API_KEY",
         "commands that call the API",
-        "API key; by default the file `api-key` in `ROOMS_DATA`.",
+        "API key; by default the file `api-key` in `ROOMS_DATA`. An empty one is an error.",
     ),
     ("ROOMS_CACHE", "`rooms full`", "Folder for downloaded servers; by default `~/.cache/rooms`."),
     (

@@ -242,6 +242,32 @@ def test_the_environment_names_service_and_key(terminal: Terminal, fake: FakeRoo
     assert fake.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
+@pytest.mark.parametrize("given", ["", " "])
+@pytest.mark.parametrize("place", [0, 1, None])
+def test_an_empty_key_is_not_that_of_the_data_folder(
+    fake: FakeRooms, tmp_path: Path, place: int | None, given: str
+) -> None:
+    """`ROOMS_API_KEY=$(cat FILE)` is empty without the file, and must not act as the admin."""
+    (tmp_path / "api-key").write_text(KEY)
+    words = ["room", "list"]
+    if place is None:
+        terminal = Terminal(tmp_path, {"ROOMS_API_KEY": given})
+    else:
+        words[place:place] = ["--key", given]
+        terminal = Terminal(tmp_path)
+    result = terminal.run(*words, ROOMS_URL=fake.url, ROOMS_LISTEN=fake.url.removeprefix("http://"))
+    assert result.exit_code == 2, result.output
+    assert "--key or ROOMS_API_KEY is empty" in result.stderr
+    assert "unset the variable" in result.stderr
+    assert not fake.requests
+
+
+def test_a_key_that_is_given_wins_over_an_empty_variable(fake: FakeRooms, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, {"ROOMS_URL": fake.url, "ROOMS_API_KEY": ""})
+    assert terminal.json("room", "list", "--key", KEY)["items"] == []
+    assert terminal.run("--help").exit_code == 0, "it needs no key"
+
+
 def test_the_key_is_found_in_the_data_folder(fake: FakeRooms, tmp_path: Path) -> None:
     (tmp_path / "api-key").write_text(f"{KEY}\n")
     listen = fake.url.removeprefix("http://")
