@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from rooms.api.throttle_bodies import CreateThrottle, UpdateThrottle, throttle_fields
+from rooms.db.catalog.access import Patterns
 from rooms.domain.names import MAX_NAME, NAME_PATTERN
 from rooms.domain.operational_event import DEFAULT_OPERATIONAL_EVENTS, OperationalEvent
 from rooms.domain.principal import Principal
@@ -162,7 +163,11 @@ class UpdateRoom(UpdateThrottle, forbid_unknown_fields=True, kw_only=True):
 
 
 class RoomResponse(Struct, kw_only=True):
-    """Describe a room. `operational_url` and `operational_events` are only shown to its owner."""
+    """Describe a room. `operational_url` and `operational_events` are only shown to its owner.
+
+    `publishes`: patterns of the event types that the caller's organisation may publish now; null:
+    all, empty: none.
+    """
 
     id: int
     name: str
@@ -191,6 +196,7 @@ class RoomResponse(Struct, kw_only=True):
     reapprove_on: list[ReapprovalField]
     transparent: bool
     govstack: bool
+    publishes: list[str] | None
     created_at: datetime
     updated_at: datetime
 
@@ -202,13 +208,14 @@ class RoomPage(Struct, kw_only=True):
     next_cursor: str | None
 
 
-def to_room_response(room: Room, principal: Principal) -> RoomResponse:
-    """Return a room as the API shows it to a principal."""
+def to_room_response(room: Room, principal: Principal, publishes: Patterns = None) -> RoomResponse:
+    """Return a room as the API shows it to a principal, which may publish this in it."""
     own = {
         name: getattr(room, name)
         for name in RoomResponse.__struct_fields__
-        if name not in THROTTLE_SETTINGS
+        if name not in THROTTLE_SETTINGS and name != "publishes"
     }
+    own["publishes"] = None if publishes is None else sorted({*publishes})
     own["reapprove_on"] = sorted(room.reapprove_on)
     own["operational_events"] = sorted(room.operational_events)
     if room.organisation_id != principal.organisation_id or principal.is_subscriber_only:

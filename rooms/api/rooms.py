@@ -35,7 +35,7 @@ from rooms.api.room_bodies import (
 from rooms.api.subscription_limits import SubscriptionLimits
 from rooms.api.throttle_bodies import throttle_problems
 from rooms.db.catalog import rooms as records
-from rooms.db.catalog.access import find_access
+from rooms.db.catalog.access import find_access, find_publishable
 from rooms.db.catalog.organisations import find_members
 from rooms.db.catalog.subscriptions import find_operational, set_operational
 from rooms.db.connection import transaction
@@ -130,10 +130,11 @@ async def list_rooms(
             before=_parse_position(page.after),
             limit=page.fetch_limit,
         )
+        publishes = await find_publishable(connection, principal, found) if shared else {}
     return page.respond(
         RoomPage,
         found,
-        lambda room: to_room_response(room, principal),
+        lambda room: to_room_response(room, principal, publishes.get(room.id)),
         position=lambda room: f"{room.created_at.isoformat()} {room.id}",
     )
 
@@ -143,7 +144,7 @@ async def read_room(services: ServicesDep, principal: Caller, room_id: RoomPath)
     """Return one room: an own one, or one of others in which this organisation has a part."""
     async with transaction(services.engine) as connection:
         access = await find_access(connection, principal, parse_room(room_id))
-    return to_room_response(access.room, principal)
+    return to_room_response(access.room, principal, access.publishes)
 
 
 @get(

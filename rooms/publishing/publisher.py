@@ -73,10 +73,10 @@ class PublishResult:
 class Publisher:
     """Publish messages for one process. Its state is caches, except the committer's queue.
 
-    Both methods raise MalformedError, InvalidError, NotFoundError, TooLargeError, and ConflictError
-    when the Idempotency-Key or a caller id was used with other content. StorageRefusedError:
-    nothing was written. StorageUnavailableError: in doubt; the same request with the same
-    Idempotency-Key can be sent again safely.
+    Both methods raise MalformedError, InvalidError, NotFoundError, ForbiddenError, TooLargeError,
+    and ConflictError when the Idempotency-Key or a caller id was used with other content.
+    StorageRefusedError: nothing was written. StorageUnavailableError: in doubt; the same request
+    with the same Idempotency-Key can be sent again safely.
     """
 
     def __init__(
@@ -369,7 +369,7 @@ class Publisher:
         """
         try:
             return table.access(principal, self._clock.now_ms())
-        except (NotFoundError, SuspendedError):
+        except (ForbiddenError, NotFoundError, SuspendedError):
             fresh = await self._routing.reload(table.room_id, principal.organisation_id)
             return fresh.access(principal, self._clock.now_ms())
 

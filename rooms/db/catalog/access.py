@@ -94,17 +94,7 @@ async def find_access(
         if principal.is_portal and not await _has_shown(connection, organisation, room):
             raise room_not_found(room)
         return RoomAccess.of_owner(found)
-    rows = await connection.execute(
-        select(grants.c.kind, grants.c.event_types).where(
-            grants.c.room_id == room,
-            LIVE_GRANT,
-            or_(grants.c.organisation_id == organisation, grants.c.organisation_id.is_(None)),
-        )
-    )
-    patterns: dict[str, Patterns] = {kind.value: _NONE for kind in GrantKind}
-    for kind, event_types in rows:
-        known = patterns[kind]
-        patterns[kind] = None if event_types is None or known is None else (*known, *event_types)
+    granted = await _read_grants(connection, organisation, [room])
     own = await connection.execute(
         select(func.bool_or(subscriptions.c.approved_at.is_not(None))).where(
             subscriptions.c.room_id == room,
@@ -116,8 +106,8 @@ async def find_access(
     access = RoomAccess(
         room=found,
         owns=False,
-        publishes=patterns[GrantKind.PUBLISH.value],
-        granted=patterns[GrantKind.SUBSCRIBE.value],
+        publishes=granted.get((room, GrantKind.PUBLISH), _NONE),
+        granted=granted.get((room, GrantKind.SUBSCRIBE), _NONE),
         subscribed=approved is not None,
         approved=bool(approved),
     )
@@ -130,6 +120,35 @@ async def find_access(
     if not is_there:
         raise room_not_found(room)
     return access
+
+
+async def find_publishable(
+    connection: AsyncConnection, principal: Principal, found: Collection[Room]
+) -> dict[RoomId, Patterns]:
+    """Return by room which event types the principal's organisation may publish in it."""
+    organisation = principal.organisation_id
+    others = [room.id for room in found if room.organisation_id != organisation]
+    granted = await _read_grants(connection, organisation, others)
+    return {room: granted.get((room, GrantKind.PUBLISH), _NONE) for room in others}
+
+
+async def _read_grants(
+    connection: AsyncConnection, organisation: OrganisationId, of: Collection[RoomId]
+) -> dict[tuple[RoomId, GrantKind], Patterns]:
+    """Return what an organisation was granted in rooms of others, where that is anything."""
+    rows = await connection.execute(
+        select(grants.c.room_id, grants.c.kind, grants.c.event_types).where(
+            grants.c.room_id.in_(of),
+            LIVE_GRANT,
+            or_(grants.c.organisation_id == organisation, grants.c.organisation_id.is_(None)),
+        )
+    )
+    found: dict[tuple[RoomId, GrantKind], Patterns] = {}
+    for room, kind, event_types in rows:
+        key = RoomId(room), GrantKind(kind)
+        known = found.get(key, _NONE)
+        found[key] = None if event_types is None or known is None else (*known, *event_types)
+    return found
 
 
 async def _has_shown(

@@ -19,6 +19,7 @@ from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.quota import Quotas
+from rooms.domain.sharing import GrantKind, Visibility
 from rooms.domain.state_machine import SubscriptionType
 
 _OWNER_RECEIVES: Final = HAS_RECIPIENT.format(condition="o.organisation_id = r.organisation_id")
@@ -42,7 +43,12 @@ SELECT r.organisation_id::text, r.plan_version,
     (SELECT coalesce(json_agg(json_build_object(
             'organisation_id', g.organisation_id, 'event_types', g.event_types,
             'starts_ms', (extract(epoch FROM g.starts_at) * 1000)::int8, 'until_ms', (extract(epoch FROM g.until) * 1000)::int8)), '[]')::text
-        FROM grants g WHERE g.room_id = r.id AND g.kind = 'publish' AND g.revoked_at IS NULL),
+        FROM grants g WHERE g.room_id = r.id AND g.kind = '{GrantKind.PUBLISH}' AND g.revoked_at IS NULL),
+    r.visibility = '{Visibility.LISTED}',
+    (SELECT coalesce(json_agg(json_build_object(
+            'organisation_id', g.organisation_id,
+            'starts_ms', (extract(epoch FROM g.starts_at) * 1000)::int8, 'until_ms', (extract(epoch FROM g.until) * 1000)::int8)), '[]')::text
+        FROM grants g WHERE g.room_id = r.id AND g.kind = '{GrantKind.SUBSCRIBE}' AND g.revoked_at IS NULL),
     ({_SUBSCRIPTIONS}) AS subscriptions,
     (SELECT coalesce(json_agg(json_build_object(
             'name', t.name, 'version', v.version, 'schema', v.schema::text)), '[]')::text
@@ -86,13 +92,22 @@ class VersionRecord(msgspec.Struct, frozen=True):
     schema: str | None
 
 
-class PublishGrantRecord(msgspec.Struct, frozen=True):
-    """Read a grant to publish, times in epoch ms. `organisation_id` None: every organisation."""
+class GrantRecord(msgspec.Struct, frozen=True):
+    """Read a grant, times in epoch ms. `organisation_id` None: every organisation."""
 
     organisation_id: OrganisationId | None
-    event_types: tuple[str, ...] | None
     starts_ms: int
     until_ms: int | None
+
+    def is_valid(self, now_ms: int) -> bool:
+        """Return whether it has begun and has not ended."""
+        return self.starts_ms <= now_ms and (self.until_ms is None or now_ms < self.until_ms)
+
+
+class PublishGrantRecord(GrantRecord, frozen=True, kw_only=True):
+    """Read a grant to publish these event types; None: all of them."""
+
+    event_types: tuple[str, ...] | None
 
 
 class RoutingRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,12 +124,17 @@ class RoutingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The owner receives an event when all deliveries of a message have ended."""
     owner_active: bool = True
     grants: tuple[PublishGrantRecord, ...] = ()
+    subscribe_grants: tuple[GrantRecord, ...] = ()
+    """They say which organisations know the room, though they may publish nothing."""
+    listed: bool = False
+    """The room is in the directory of all organisations."""
     subscriptions: tuple[SubscriptionRecord, ...]
     versions: tuple[VersionRecord, ...]
 
 
 _subscriptions: Final = msgspec.json.Decoder(tuple[SubscriptionRecord, ...])
 _grants: Final = msgspec.json.Decoder(tuple[PublishGrantRecord, ...])
+_subscribe_grants: Final = msgspec.json.Decoder(tuple[GrantRecord, ...])
 _versions: Final = msgspec.json.Decoder(tuple[VersionRecord, ...])
 
 
@@ -143,6 +163,8 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         tracks_completion,
         active,
         grants,
+        listed,
+        subscribe_grants,
         _,
         versions,
     ) = row
@@ -156,6 +178,8 @@ async def load_routing(engine: AsyncEngine, room: RoomId) -> RoutingRecord | Non
         tracks_completion=tracks_completion,
         owner_active=active,
         grants=_grants.decode(grants),
+        listed=listed,
+        subscribe_grants=_subscribe_grants.decode(subscribe_grants),
         subscriptions=subscriptions,
         versions=_versions.decode(versions),
     )

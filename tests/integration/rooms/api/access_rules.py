@@ -46,7 +46,7 @@ class Audience(Enum):
     ROOM_MEMBER = auto()
     """The room's owner, and who publishes or has a subscription there."""
     PUBLISHER = auto()
-    """The room's owner, and who may publish there."""
+    """The room's owner, and who may publish there; 403 to others that see the room."""
     SUBSCRIBER = auto()
     """The organisation that owns the subscription."""
     BOTH = auto()
@@ -370,7 +370,8 @@ def expected(line: str, group: _Group, target: Mapping[str, str], caller: Caller
     if set(ABSENT.get(line, ())) & set(target.values()) or not (
         _is_visible(audience, target, caller) and _is_reached(audience, target, caller)
     ):
-        return NOT_FOUND
+        may_know = audience is Audience.PUBLISHER and _reads_room(target, caller)
+        return FORBIDDEN if may_know else NOT_FOUND
     return 409 if set(CONFLICTS.get(line, ())) & set(target.values()) else success
 
 
@@ -391,7 +392,8 @@ def distinct_targets(
     is_less = caller.name != caller.organisation
     reasons = set()
     for target in targets:
-        is_hidden_to_all = is_less and not _is_visible(group[0], target, caller)
+        audience = Audience.ROOM_READER if group[0] is Audience.PUBLISHER else group[0]
+        is_hidden_to_all = is_less and not _is_visible(audience, target, caller)
         reason = "refused" if is_refusal else "hidden" if is_hidden_to_all else str(target)
         if reason not in reasons:
             reasons.add(reason)
@@ -462,6 +464,8 @@ def _is_reached(audience: Audience, target: Mapping[str, str], caller: Caller) -
 def sees_room(target: Mapping[str, str], caller: Caller) -> bool:
     """Return whether the caller sees the room in which a path names a thing."""
     room = {"room_id": target["room_id"]} if len(target) > 1 and "room_id" in target else {}
-    return bool(room) and all(
-        test(Audience.ROOM_READER, room, caller) for test in (_is_visible, _is_reached)
-    )
+    return bool(room) and _reads_room(room, caller)
+
+
+def _reads_room(target: Mapping[str, str], caller: Caller) -> bool:
+    return all(test(Audience.ROOM_READER, target, caller) for test in (_is_visible, _is_reached))

@@ -98,6 +98,46 @@ async def test_a_grant_begins_and_ends_by_the_clock(api: Api) -> None:
     assert set((await codes(api, other.key, room)).values()) == {404}
 
 
+async def test_who_may_know_a_room_is_refused_by_its_grants_and_others_find_no_room(
+    api: Api,
+) -> None:
+    owner, other = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    at = f"/rooms/{room}"
+    one = {"event_type": PAID, "payload": 1}
+
+    async def answers() -> set[tuple[int, str]]:
+        """Return status and text of each way to publish, and of one into a room that is not."""
+        found = [
+            await api.call("POST", f"{at}/messages", other.key, json=one),
+            await api.call("POST", f"{at}/messages/batch", other.key, json={"messages": [one]}),
+            await api.call("POST", f"{at}/messages/check", other.key, json=one),
+        ]
+        return {(answer.status_code, answer.json()["detail"]) for answer in found}
+
+    missing = await publish(api, other.key, 1)
+    nothing = {(404, missing.json()["detail"])}
+    refused = {(403, "the room's owner did not grant publishing to your organisation")}
+    assert await answers() == nothing
+    assert (await api.call("GET", at, other.key)).status_code == 404
+    for listing, expected in (("listed", refused), ("private", nothing)):
+        changed = await api.call("PATCH", at, owner.key, json={"visibility": listing})
+        assert changed.status_code == 200
+        assert await answers() == expected
+    subscribing = await grant(api, owner, room, other.id, "subscribe")
+    assert await answers() == refused
+    assert (await api.call("GET", at, other.key)).json()["publishes"] == []
+    subscription = await subscribe(api, other, room)
+    await revoke(api, owner, room, subscribing)
+    assert await answers() == refused, "its subscription is suspended, and there"
+    await api.call("DELETE", f"/subscriptions/{subscription['id']}", other.key)
+    assert await answers() == nothing
+    await grant(api, owner, room, other.id, event_types=["order.*", "invoice"])
+    read = await api.call("GET", at, other.key)
+    assert read.json()["publishes"] == ["invoice", "order.*"]
+    assert (await api.call("GET", at, owner.key)).json()["publishes"] is None
+
+
 async def test_a_publish_after_the_revocation_is_refused_in_every_process(
     api: Api, elsewhere: Api
 ) -> None:

@@ -97,6 +97,26 @@ async def test_a_time_is_typed_in_the_readers_zone(browser: Browser) -> None:
     assert grant["until"] == "2100-01-01T01:00:00Z"
 
 
+async def test_publishing_is_offered_only_where_a_grant_allows_it(browser: Browser) -> None:
+    api = browser.api
+    fields = {"visibility": "listed", "subscription_policy": "automatic"}
+    room = (await api.room("theirs", key="stranger", **fields))["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "made"}, "stranger")
+    subscription = (await api.subscription(room, type="PULL"))["id"]
+    await browser.sign_in("developer")
+    at, own = f"/console/rooms/{room}", f"/console/subscriptions/{subscription}"
+    paths = (at, f"{at}/messages", f"{at}/tail", f"{at}/event-types/made", own, f"{own}/deliveries")
+    for is_granted in (False, True):
+        for path in paths:
+            page = await browser.get(path)
+            assert page.status == 200, path
+            links = [one for one in page.links if one.startswith(f"{at}/publish")]
+            assert bool(links) is is_granted, path
+        me = (await api.call("GET", "/whoami")).json()["organisation"]["id"]
+        body = {"organisation_id": me, "kind": "publish", "event_types": ["made"]}
+        await api.made(f"/rooms/{room}/grants", body, "stranger")
+
+
 async def test_a_message_is_checked_and_published_once(browser: Browser) -> None:
     room = (await browser.api.room())["id"]
     body = {"name": "order.made", "schema": SCHEMA}

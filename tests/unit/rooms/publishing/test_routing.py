@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rooms.db.publish.routing import (
+    GrantRecord,
     InterestRecord,
     PublishGrantRecord,
     RoutingRecord,
@@ -87,6 +88,16 @@ def a_plan(**changes: object) -> RoutingRecord:
 
 def a_version(name: str) -> VersionRecord:
     return VersionRecord(name=name, version=1, schema=None)
+
+
+def subscribed_by(organisation: str) -> SubscriptionRecord:
+    return SubscriptionRecord(
+        id=SubscriptionId(make_id(ROOM)),
+        organisation_id=OrganisationId(organisation),
+        type=SubscriptionType.PULL,
+        version=1,
+        event_types=None,
+    )
 
 
 def advice(known: list[str], name: str, access: PublishAccess | None = None) -> str:
@@ -234,6 +245,31 @@ def test_grants_decide_what_another_organisation_publishes(
         else:
             with pytest.raises(ForbiddenError, match=event_type):
                 access.check_event_type(event_type)
+
+
+@pytest.mark.parametrize(
+    ("known", "is_known"),
+    [
+        ({}, False),
+        ({"listed": True}, True),
+        ({"subscribe_grants": (GrantRecord(OrganisationId("theirs"), 0, 6),)}, True),
+        ({"subscribe_grants": (GrantRecord(None, 0, None),)}, True),
+        ({"subscribe_grants": (GrantRecord(OrganisationId("theirs"), 0, 5),)}, False),
+        ({"subscribe_grants": (GrantRecord(OrganisationId("theirs"), 6, None),)}, False),
+        ({"subscribe_grants": (GrantRecord(OrganisationId("others"), 0, None),)}, False),
+        ({"subscriptions": (subscribed_by("theirs"),)}, True),
+        ({"subscriptions": (subscribed_by("others"),)}, False),
+    ],
+)
+def test_where_it_may_publish_nothing_an_organisation_learns_of_rooms_that_it_knows(
+    known: dict[str, Any], *, is_known: bool
+) -> None:
+    table = RoutingTable(a_plan(**known))
+    with pytest.raises(ForbiddenError if is_known else NotFoundError) as refused:
+        table.access(caller("theirs"), 5)
+    assert is_known is ("the room's owner did not grant publishing" in str(refused.value))
+    with pytest.raises(NotFoundError):
+        table.access(caller("theirs", rooms=frozenset({RoomId(1)})), 5)
 
 
 def test_a_narrow_key_publishes_only_its_rooms_and_event_types() -> None:
