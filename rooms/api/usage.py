@@ -106,7 +106,8 @@ class UsageResponse(Struct, kw_only=True):
     counts are of. `application` is that of the publishing key, or of the key that made the
     subscription: null without one, and in what versions before this field counted; `*` stands for
     those beyond the first 100 of an organisation in an hour. Fields that rows are not grouped by
-    are null. `closed`: nothing is added any more. `deliveries` were made of messages or replays;
+    are null, and `room_name` is where the room was deleted, or the caller may not read it any more.
+    `closed`: nothing is added any more. `deliveries` were made of messages or replays;
     `delivered` counts webhooks, acknowledged pulls, and hand-overs to native queues;
     `failed_attempts` are part of the `attempts` at webhooks. In rooms of others, `deliveries` leave
     out for good what was made before it was due or during a suspension, `cancelled` what was never

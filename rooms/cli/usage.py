@@ -17,7 +17,7 @@ from rooms.cli.options import (
     paging_options,
     set_fields,
 )
-from rooms.cli.output import Output, format_cell, write_export
+from rooms.cli.output import Column, Output, format_cell, write_export
 from rooms.domain.ids import is_id
 from rooms.domain.usage import MINUTE_COUNTERS, UsageDimension, UsagePeriod
 
@@ -107,6 +107,11 @@ def _params(
     )
 
 
+def _room_name(row: Mapping[str, Any]) -> object:
+    is_gone = row["room_name"] is None and row["room_id"] is not None
+    return "(deleted, or not shared any more)" if is_gone else row["room_name"]
+
+
 @usage.command("list")
 @_query_options
 @paging_options
@@ -129,7 +134,10 @@ def list_usage(
         params = _params(client, by, organisation, own=own, **others)
         page = client.page("/usage", params=params, **paging)
     names = [name for one in UsageDimension if one in by for name in _GROUPS[one]]
-    columns = {name.replace("_", " "): name for name in ("start", *names, *_COUNTS, "closed")}
+    shown = ("start", *names, *_COUNTS, "closed")
+    columns: dict[str, Column] = {name.replace("_", " "): name for name in shown}
+    if "room_name" in names:
+        columns["room name"] = _room_name
     session.output().listing(page, columns, empty="nothing was counted in this time")
 
 

@@ -49,6 +49,21 @@ async def test_counts_are_grouped_and_drawn(browser: Browser) -> None:
     assert (await browser.get(f"{PATH}?since=soon")).status == 422
 
 
+async def test_a_room_that_was_deleted_is_no_link(browser: Browser, room: int) -> None:
+    link = f"/console/rooms/{room}"
+    await browser.sign_in("owner")
+    assert link in (await browser.get(f"{PATH}?by=room")).links
+    answer = await browser.api.call("DELETE", f"/rooms/{room}?confirm=orders")
+    assert answer.status_code == 202
+    page = await browser.get(f"{PATH}?by=room")
+    assert link not in page.links
+    assert f"{room} deleted, or not shared any more" in page.text
+    jobs = await browser.get("/console/jobs")
+    assert jobs.status == 200
+    assert str(room) in jobs.text
+    assert link not in jobs.links
+
+
 async def test_applications_are_a_column_and_a_filter(browser: Browser, room: int) -> None:
     body = {"name": "bound", "scopes": ["publish"], "application": "registry"}
     browser.api.keys["bound"] = (await browser.api.made("/keys", body))["key"]

@@ -59,6 +59,16 @@ def serve(fake: FakeRooms) -> None:
     fake.interfere = interfere
 
 
+def test_a_room_without_a_name_is_shown_as_deleted(fake: FakeRooms, terminal: Terminal) -> None:
+    rows = [ROW | {"room_id": 7, "room_name": name} for name in ("orders", None)]
+    page = {"items": rows, "next_cursor": None}
+    fake.interfere = lambda _: (200, page)
+    shown = terminal.done("usage", "list", "--by", "room").splitlines()
+    assert ["orders" in line for line in shown[-2:]] == [True, False]
+    assert ["(deleted, or not shared any more)" in line for line in shown[-2:]] == [False, True]
+    assert terminal.json("usage", "list", "--by", "room") == page
+
+
 def test_list(terminal: Terminal, fake: FakeRooms) -> None:
     serve(fake)
     done = terminal.run(
