@@ -1,6 +1,7 @@
 """Render errors as problem details (RFC 9457), by one table."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -137,6 +138,8 @@ _NAMES_BY_STATUS: Final = {
     HTTPStatus.METHOD_NOT_ALLOWED: "method-not-allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too-large",
 }
+# Litestar names it in its text only.
+_MISSING: Final = re.compile(r"Missing required query parameter '(?P<name>[^']+)'")
 _INTERNAL_ERROR: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "Something went wrong here")
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -269,6 +272,9 @@ def handle_http_exception(
                 request, MalformedError("the body is empty; it takes a JSON object")
             )
         return handle_rooms_error(request, InvalidError(*problems))
+    if isinstance(error, ValidationException) and (missing := _MISSING.match(error.detail)):
+        left_out = FieldProblem(missing["name"], "is missing")
+        return handle_rooms_error(request, InvalidError(left_out))
     status = HTTPStatus(error.status_code)
     name = _NAMES_BY_STATUS.get(status, "http")
     detail = error.detail

@@ -133,6 +133,13 @@ async def test_a_problem_names_what_would_have_been_right(api: Api) -> None:
     assert (answer.status_code, "not compressed" in answer.json()["detail"]) == (400, True)
 
 
+async def test_a_query_parameter_that_is_missing_is_named(api: Api) -> None:
+    answer = await api.call("GET", "/search")
+    assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:rooms:problem:invalid"
+    assert answer.json()["errors"] == [{"field": "q", "message": "is missing"}]
+
+
 async def test_unknown_query_parameters_are_refused_by_every_route(api: Api) -> None:
     key = await make_key(api.services, "default", Scope.ADMIN, Scope.PLATFORM)
     for handler, path in route_handlers(api.app):
