@@ -133,13 +133,17 @@ class SidelineJobRunner:
         if kept is not None and kept.run.position == job.position:
             job.runs[:] = [kept.run]
             return kept
+        run = await self._job_queue.start_run(job, recounted=sorted(_STAYED))
+        if run is None:
+            return None
         # One at a time: the other tasks of the process share the connections.
         async with self._counting, transaction(self._engine) as connection:
             left = await count_sideline_bounded(
                 connection, request.room, request.subscription, request.selection
             )
-        run = await self._job_queue.start_run(job, recounted=sorted(_STAYED), left=left)
-        return None if run is None else _SlicedRun(run)
+        if left is not None:
+            await self._job_queue.record_left(run, left)
+        return _SlicedRun(run)
 
     def _keep_run(self, job: JobId, run: _SlicedRun) -> None:
         if len(self._runs) >= _MAX_KEPT:

@@ -20,13 +20,21 @@ WITH kept AS MATERIALIZED (
     ), 0)::int8 AS done FROM jobs WHERE id = %(job)s::uuid AND state IN ('queued', 'running') FOR UPDATE
 ), j AS (
     UPDATE jobs j SET state = 'running', updated_at = now(), result = k.result, done = k.done,
-        total = coalesce(k.done + %(left)s::int8, j.total),
         position = jsonb_build_object('run', coalesce((j.position ->> 'run')::int8, 0) + 1)
     FROM kept k WHERE j.id = %(job)s::uuid RETURNING j.position
 )
 SELECT 0, (SELECT position::text FROM j)
 """
 """Begins a run; `recounted` are the counts that it makes anew."""
+RECORD_LEFT: Final = """
+WITH j AS (
+    UPDATE jobs SET updated_at = now(), total = done + %(left)s::int8
+    WHERE id = %(job)s::uuid AND state IN ('queued', 'running') AND position IS NOT DISTINCT FROM %(position)s::jsonb
+    RETURNING 1
+)
+SELECT 0, count(*) FROM j
+"""
+"""Sets the job's total, in a run that has made no step yet."""
 
 
 @dataclass(frozen=True, slots=True)

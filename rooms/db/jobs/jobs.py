@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.bounded_lists import read_bounded
-from rooms.db.job_progress import START_RUN, JobRun, position_json
+from rooms.db.job_progress import RECORD_LEFT, START_RUN, JobRun, position_json, run_parameters
 from rooms.db.pg_arrays import word_array
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, rooms, subscriptions
@@ -408,24 +408,28 @@ class JobQueue:
         """
         return bool((await self._writer.run(_HAS_OLDER_PUBLISH, {"at": at}))[0][0])
 
-    async def start_run(
-        self, job: OpenJob, *, recounted: Sequence[str] = (), left: int | None = None
-    ) -> JobRun | None:
+    async def start_run(self, job: OpenJob, *, recounted: Sequence[str] = ()) -> JobRun | None:
         """Begin a run of a job that has no other position, after which earlier ones do nothing.
 
-        `recounted`: counts that each run makes anew. `left`: rows that the job has still to do, for
-        its total (None: it stays). None: the job has ended.
+        `recounted`: counts that each run makes anew. None: the job has ended.
 
         What is recorded for this `job` later is of this run: it changes nothing after another has
         begun.
         """
-        parameters = {"job": job.id, "recounted": word_array(recounted), "left": left}
+        parameters = {"job": job.id, "recounted": word_array(recounted)}
         rows = await self._writer.run(START_RUN, parameters)
         if not rows:
             return None
         run = JobRun(job.id, json.loads(rows[0][0]))
         job.runs[:] = [run]
         return run
+
+    async def record_left(self, run: JobRun, left: int) -> None:
+        """Set the job's total by the rows that it has still to do, before the run's first step.
+
+        Count them after `start_run`: until then an earlier run may move some of them.
+        """
+        await self._writer.run(RECORD_LEFT, run_parameters(run) | {"left": left})
 
     async def record_progress(
         self,

@@ -1082,6 +1082,40 @@ async def test_a_frozen_holder_of_a_job_changes_nothing_when_it_wakes_up(
     await check_counts(stage, identity, result)
 
 
+@pytest.mark.parametrize(("kind", "result"), [one[1:] for one in KINDS])
+async def test_the_total_leaves_out_what_a_former_holder_moves_during_the_takeover(
+    stage: Stage, kind: JobKind, result: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let it move a batch just after its successor has counted what is left."""
+    identity = await begun(stage, kind)
+    queue, shovels = JobQueue(stage.writer), ShovelQueries(stage.writer)
+    (former,) = await queue.fetch_open({kind})
+    run = await queue.start_run(former)
+    assert run is not None
+    async with transaction(stage.engine) as connection:
+        scan = await scan_sideline(
+            connection,
+            stage.installation.room,
+            stage.subscription,
+            EVERYTHING,
+            after=None,
+            limit=2,
+        )
+    refs = [one.ref for one in scan.found]
+
+    async def counted(*given: Any) -> int | None:
+        left = await queries.count_sideline_bounded(*given)
+        if kind is JobKind.PURGE_SIDELINE:
+            await shovels.purge(refs, run=run)
+        else:
+            await shovels.shovel(refs, max_shovels=3, run=run)
+        return left
+
+    monkeypatch.setattr(tasks, "count_sideline_bounded", counted)
+    await stage.jobs.run(always)
+    await check_counts(stage, identity, result)
+
+
 @asynccontextmanager
 async def locked_rows(stage: Stage, number: int) -> AsyncIterator[psycopg.AsyncConnection]:
     """Hold locks on the rows of the last deliveries, until the connection ends its transaction."""
@@ -1207,9 +1241,11 @@ async def test_an_older_run_of_a_job_moves_nothing(stage: Stage) -> None:
     identity = await job(stage, JobKind.SHOVEL_SIDELINE, order)
     queue, shovels = JobQueue(stage.writer), ShovelQueries(stage.writer)
     (opened_job,) = await queue.fetch_open({JobKind.SHOVEL_SIDELINE})
-    older, newer = [await queue.start_run(opened_job, left=3) for _ in range(2)]
+    older, newer = [await queue.start_run(opened_job) for _ in range(2)]
     assert older is not None
     assert newer is not None
+    await queue.record_left(newer, 3)
+    await queue.record_left(older, 5)
     async with transaction(stage.engine) as connection:
         scan = await scan_sideline(
             connection,
@@ -1262,7 +1298,7 @@ async def test_a_former_holder_of_a_job_does_not_end_it(
     async with asyncio.timeout(PATIENCE_S):
         await frozen.wait()
         (successors,) = await queue.fetch_open({JobKind.SHOVEL_SIDELINE})
-        assert await queue.start_run(successors, left=2) is not None
+        assert await queue.start_run(successors) is not None
         awake.set()
         await former
     assert await state() == "running"
