@@ -3,6 +3,9 @@
 The process asks its own console for the part every few seconds, with the browser's session, and
 sends it when it differs. So a page needs no code to be live, and what a session may no longer see
 is not sent: a stream ends when its session does.
+
+Between two parts it sends a beat, `same`. Without one for a while, the script of an open page says
+that it is not connected: a network that is gone reports no error.
 """
 
 import asyncio
@@ -31,7 +34,13 @@ MAX_STREAMS_OF_ORGANISATION: Final = 50
 MAX_STREAM_S: Final = 3600.0
 """A stream ends then; the browser opens another one."""
 MAX_PAUSE_S: Final = 120.0
+BEAT_S: Final = 5.0
+"""A stream is never silent for longer, but for the time that a page takes to render.
+
+`static/console.js` waits for four of them."""
 _PAUSE_FACTOR: Final = 150
+_SAME: Final = b"event: same\ndata: same\n\n"
+"""An event, because a script cannot see comments."""
 _END: Final = b"event: end\ndata: end\n\n"
 _OF_BROWSER: Final = frozenset({b"cookie", b"accept-language", b"x-forwarded-proto"})
 """Headers that decide who looks, and in which language; HTTPS decides the cookie's name."""
@@ -116,11 +125,15 @@ class LiveStreams:
                 last = digest
                 yield b"data: " + msgspec.json.encode(content.decode()) + b"\n\n"
             else:
-                yield b": same\n\n"
+                yield _SAME
             # Whatever a page costs, keeping it open costs well below a hundredth of a core.
             pause_s = max(self._every_s, (loop.time() - began) * _PAUSE_FACTOR)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), min(pause_s, MAX_PAUSE_S))
+            next_at = loop.time() + min(pause_s, MAX_PAUSE_S)
+            while not self._ended.is_set() and (left_s := next_at - loop.time()) > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), min(left_s, BEAT_S))
+                if left_s > BEAT_S:
+                    yield _SAME
         yield _END
 
     async def _fragment(self, scope: Mapping[str, Any], path: str, query: str) -> tuple[int, bytes]:

@@ -14,9 +14,11 @@ from tests.support.service import STOP_S, Service, environment_of
 
 
 @contextmanager
-def second_api(service: Service, module: str, log: Path) -> Iterator[int]:
+def second_api(
+    service: Service, module: str, log: Path, *, port: int | None = None
+) -> Iterator[int]:
     """Run `python -m MODULE serve` on the service's data, and yield its port."""
-    port = free_port()
+    port = port or free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", module, "serve"],

@@ -2,11 +2,7 @@
 
 const live = document.getElementById("live");
 const liveState = document.getElementById("live-state");
-
-function showState(isLive) {
-  liveState.hidden = false;
-  liveState.textContent = isLive ? liveState.dataset.on : liveState.dataset.off;
-}
+const connection = document.getElementById("connection");
 
 // On a phone a row of a table is shown as a card, in which each cell has the name of its column.
 function nameCells(part) {
@@ -53,14 +49,17 @@ function isInUse() {
   return live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
 }
 
-function replaceLive(html) {
-  // What a person is using stays as it is, and what is seen stays in its place.
-  if (isInUse()) return;
+let pending = null;
+
+function replaceLive() {
+  // What a person is using stays as it is, until the next beat; what is seen stays in its place.
+  if (pending === null || isInUse()) return;
   const open = [...live.querySelectorAll("details[open][id]")].map((one) => one.id);
   const scrolled = [...live.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
   const focused = live.contains(document.activeElement) ? document.activeElement : null;
   const number = focused ? alike(focused).indexOf(focused) : -1;
-  live.innerHTML = html;
+  live.innerHTML = pending;
+  pending = null;
   nameCells(live);
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   live.querySelectorAll(".scroll").forEach((one, index) => (one.scrollLeft = scrolled[index] ?? 0));
@@ -70,31 +69,97 @@ function replaceLive(html) {
   }
 }
 
+// Four beats of the server, which sends one at least every five seconds.
+const SILENT_MS = 20000;
+// Until the server has accepted the stream: one that does is quick.
+const CONNECTING_MS = 3000;
+const FIRST_RETRY_MS = 1000;
+const MAX_RETRY_MS = 15000;
 let source = null;
+let heardAt = Date.now();
+let connectedAt = 0;
+let retryMs = FIRST_RETRY_MS;
+let retryTimer = 0;
+let isOver = false;
+
+function showState(isLive, text = null) {
+  liveState.hidden = false;
+  liveState.textContent = isLive ? liveState.dataset.on : liveState.dataset.off;
+  live.classList.toggle("stale", !isLive);
+  connection.hidden = isLive;
+  if (isLive) return;
+  const zone = { timeZone: connection.dataset.zone, hourCycle: "h23", timeStyle: "medium" };
+  const since = new Date(heardAt).toLocaleTimeString(document.documentElement.lang, zone);
+  const said = text.replace("{time}", since);
+  // Read aloud once, not at every attempt.
+  if (connection.textContent !== said) connection.textContent = said;
+}
+
+function hear() {
+  heardAt = Date.now();
+  showState(true);
+  replaceLive();
+}
 
 function connect() {
   if (source || document.hidden) return;
+  clearTimeout(retryTimer);
+  connectedAt = Date.now();
   const path = location.pathname + location.search;
   source = new EventSource(`${live.dataset.source}?path=${encodeURIComponent(path)}`);
-  source.onopen = () => showState(true);
-  source.onmessage = (event) => replaceLive(JSON.parse(event.data));
-  source.addEventListener("end", () => disconnect());
-  source.onerror = () => {
-    showState(false);
-    if (source.readyState === EventSource.CLOSED) source = null;
+  source.onopen = hear;
+  source.onmessage = (event) => {
+    pending = JSON.parse(event.data);
+    retryMs = FIRST_RETRY_MS;
+    hear();
   };
+  source.addEventListener("same", hear);
+  // Its own attempts end where a proxy answers for the service.
+  for (const end of ["end", "error"]) source.addEventListener(end, reconnectLater);
 }
 
 function disconnect() {
   source?.close();
   source = null;
-  showState(false);
+  clearTimeout(retryTimer);
+}
+
+function reconnectLater() {
+  disconnect();
+  retryTimer = setTimeout(reconnect, retryMs);
+  retryMs = Math.min(2 * retryMs, MAX_RETRY_MS);
+}
+
+// Ask for the page before its stream, whose errors do not say whether the service is there.
+async function reconnect() {
+  const asked = { headers: { "X-Rooms-Fragment": "live" }, redirect: "manual", signal: AbortSignal.timeout(SILENT_MS) };
+  const answer = await fetch(location.href, asked).catch(() => null);
+  if (source || document.hidden) return;
+  if (answer?.ok) {
+    connect();
+  } else if (answer && answer.status < 500 && answer.status !== 429) {
+    isOver = true;
+    showState(false, connection.dataset.ended);
+  } else {
+    showState(false, connection.dataset.lost);
+    reconnectLater();
+  }
+}
+
+// No error is reported where the network is gone, or while this machine slept.
+function checkSilence() {
+  const isOpen = source?.readyState === EventSource.OPEN;
+  const silentMs = Date.now() - Math.max(heardAt, connectedAt);
+  if (document.hidden || isOver || silentMs <= (isOpen ? SILENT_MS : CONNECTING_MS)) return;
+  showState(false, connection.dataset.lost);
+  if (source && silentMs > SILENT_MS) reconnectLater();
 }
 
 if (live && live.dataset.live === "on" && live.childElementCount > 0) {
   connect();
   document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
   addEventListener("pagehide", disconnect);
+  setInterval(checkSilence, 1000);
 }
 
 const menu = document.querySelector("details.menu");

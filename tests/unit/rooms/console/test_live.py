@@ -55,7 +55,7 @@ async def test_a_part_is_sent_when_it_changes_until_the_session_ends() -> None:
     events = await collect(streams_over(app).open(SCOPE, "o", "s", "/console/rooms?x=1"))
     assert events == [
         'data: "a"\n\n',
-        ": same\n\n",
+        "event: same\ndata: same\n\n",
         f"data: {json.dumps('b' + chr(34) + chr(10))}\n\n",
         "event: end\ndata: end\n\n",
     ]
@@ -63,6 +63,19 @@ async def test_a_part_is_sent_when_it_changes_until_the_session_ends() -> None:
     assert (first["path"], first["query_string"]) == ("/console/rooms", b"x=1")
     assert (b"cookie", b"rooms_session=x") in first["headers"]
     assert not any(name == b"authorization" for name, _ in first["headers"])
+
+
+async def test_a_stream_beats_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an open page notices a network that is gone, which reports no error."""
+    monkeypatch.setattr(live, "BEAT_S", 0.001)
+    app = FakeConsole((200, "a"))
+    streams = LiveStreams(every_s=3600)
+    streams.app = app
+    events = streams.open(SCOPE, "o", "s", "/console")
+    found = [(await anext(events)).decode() for _ in range(4)]
+    assert found == ['data: "a"\n\n', *3 * ["event: same\ndata: same\n\n"]]
+    assert len(app.scopes) == 1
+    await events.aclose()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
