@@ -107,6 +107,10 @@ class SubscriptionStatusResponse(Struct, kw_only=True):
         Meta(description="null: none of its newest 1,000 deliveries was delivered."),
     ]
     host: str | None
+    authority: Annotated[
+        str | None,
+        Meta(description="`host`, with its port unless that is the scheme's own; null for PULL."),
+    ]
     sidelined: int
     oldest_sidelined_at: datetime | None
     retrying: int
@@ -208,7 +212,8 @@ def _backlog(counts: QueueStats) -> BacklogResponse:
 
 
 def _to_subscriptions(failing: Sequence[FailingSubscription]) -> list[SubscriptionStatusResponse]:
-    hosts = [None if one.push_url is None else PushUrl.parse(one.push_url).host for one in failing]
+    urls = [None if one.push_url is None else PushUrl.parse(one.push_url) for one in failing]
+    hosts = [None if url is None else url.host for url in urls]
     troubled = [
         (one.subscription_id, host, one.since)
         for one, host in zip(failing, hosts, strict=True)
@@ -226,6 +231,7 @@ def _to_subscriptions(failing: Sequence[FailingSubscription]) -> list[Subscripti
             since=one.since,
             last_delivered_at=one.last_delivered_at,
             host=host,
+            authority=None if url is None else url.authority,
             sidelined=one.sidelined,
             oldest_sidelined_at=one.oldest_sidelined_at,
             retrying=one.retrying,
@@ -245,7 +251,7 @@ def _to_subscriptions(failing: Sequence[FailingSubscription]) -> list[Subscripti
                 )
             ],
         )
-        for one, host in zip(failing, hosts, strict=True)
+        for one, host, url in zip(failing, hosts, urls, strict=True)
     ]
 
 

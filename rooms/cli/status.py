@@ -9,6 +9,7 @@ import click
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import ProblemError
 from rooms.cli.options import find_room, find_subscription
+from rooms.domain.failure_groups import group_failures, summarize
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -53,14 +54,21 @@ _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"))
     multiple=True,
     help="Only this subscription: its id, or ROOM/NAME.  [repeatable]",
 )
+@click.option("--each", is_flag=True, help="Show also those that fail alike one by one.")
 @pass_session
 def status(
-    session: CliSession, /, *, limit: int, room: str | None, subscriptions: tuple[str, ...]
+    session: CliSession,
+    /,
+    *,
+    limit: int,
+    room: str | None,
+    subscriptions: tuple[str, ...],
+    each: bool,
 ) -> None:
     """Show component health, backlog and unhealthy subscriptions, the worst first.
 
-    For each subscription: its condition, since when, the cause, and which others fail with it. The
-    exit code is 0 either way.
+    For each subscription: its condition, since when, the cause, and which others fail with it.
+    Three or more of one endpoint that fail alike are one row. The exit code is 0 either way.
     """
     if room is not None and subscriptions:
         raise click.UsageError("use either --room or --subscription")
@@ -80,11 +88,20 @@ def status(
     output.line(_format_parts(found))
     _show_advice(output, found["health"])
     _show_backlog(output, found["backlog"])
+    _show_subscriptions(output, found, each=each, narrowed=bool(narrowed))
+
+
+def _show_subscriptions(
+    output: "Output", found: Mapping[str, Any], *, each: bool, narrowed: bool
+) -> None:
     shown = found["subscriptions"]
     if shown:
         output.line("")
-        for line in _format_subscriptions(shown, datetime.fromisoformat(found["at"])):
+        groups = [[one] for one in shown] if each else group_failures(shown)
+        for line in _format_groups(groups, datetime.fromisoformat(found["at"])):
             output.line(line)
+        if len(groups) < len(shown):
+            output.note("those of one endpoint that fail alike are one row: use --each to see each")
     else:
         output.note("healthy" if narrowed else "every subscription is healthy")
     if found["subscriptions_total"] > len(shown):
@@ -169,23 +186,27 @@ def _format_count(count: int | None, what: str) -> str:
     return f"{what} {_NOT_KNOWN}" if count is None else f"{count} {what}"
 
 
-def _format_subscriptions(shown: Sequence[Mapping[str, Any]], at: datetime) -> Iterator[str]:
-    """Yield two lines for each subscription: one table row would be wider than most terminals."""
-    names = {one["subscription_id"]: terminal_safe(f"{one['room']}/{one['name']}") for one in shown}
+def _format_groups(groups: Sequence[Sequence[Mapping[str, Any]]], at: datetime) -> Iterator[str]:
+    """Yield two lines for each group: one table row would be wider than most terminals."""
+    names = {
+        one["subscription_id"]: terminal_safe(f"{one['room']}/{one['name']}")
+        for group in groups
+        for one in group
+    }
     rows = [
         (
-            names[one["subscription_id"]],
+            names[one["subscription_id"]] if len(group) == 1 else f"{len(group)} subscriptions",
             one["condition"].replace("_", " "),
             _format_age(one["since"], at),
             _format_age(one["last_delivered_at"], at),
             _format_waiting(one),
         )
-        for one in shown
+        for group, one in ((group, summarize(group)) for group in groups)
     ]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-    for row, one in zip((_COLUMNS, *rows), (None, *shown), strict=True):
+    for row, group in zip((_COLUMNS, *rows), (None, *groups), strict=True):
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        if one is not None and (reason := _format_reason(one, names)):
+        if group is not None and (reason := _format_reason(group, names)):
             yield f"    {reason}"
 
 
@@ -203,11 +224,23 @@ def _format_waiting(subscription: Mapping[str, Any]) -> str:
     )
 
 
-def _format_reason(subscription: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    others = [names[identity] for identity in subscription["together_with"]]
-    more = f" and {len(others) - _MAX_NAMES} more" if len(others) > _MAX_NAMES else ""
-    together = f"together with {', '.join(others[:_MAX_NAMES])}{more}" if others else None
-    return "; ".join(filter(None, (subscription["host"], subscription["last_error"], together)))
+def _format_reason(group: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    first = group[0]
+    if len(group) > 1:
+        others = _format_names([names[one["subscription_id"]] for one in group])
+    elif first["together_with"]:
+        others = (
+            f"together with {_format_names([names[other] for other in first['together_with']])}"
+        )
+    else:
+        others = None
+    endpoint = first.get("authority") or first["host"]
+    return "; ".join(filter(None, (endpoint, first["last_error"], others)))
+
+
+def _format_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def _format_reasons(counts: Mapping[str, int]) -> str:

@@ -8,9 +8,13 @@ from litestar import Response, get
 from rooms.console.administration import find_waiting
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.subscription_health import health_labels, read_last_hour, subscription_names
+from rooms.domain.failure_groups import group_failures, summarize
 
 _HOURS: Final = 24
+_READ: Final = 100
+"""So many subscriptions that are not well are grouped; the answer counts all."""
 _SHOWN: Final = 20
+"""Groups of them."""
 _RECENT_INCIDENTS: Final = timedelta(days=1)
 _COUNTED: Final = ("messages", "delivered", "attempts", "failed_attempts", "sidelined")
 
@@ -18,14 +22,19 @@ _COUNTED: Final = ("messages", "delivered", "attempts", "failed_attempts", "side
 @get(HOME)
 async def show_home(page: PageDep) -> Response[str]:
     """Show what is not well or waits for approval, the backlog, the last hour and day."""
-    status = await page.optional("/status", limit=_SHOWN)
+    status = await page.optional("/status", limit=_READ)
+    listed = (status or {}).get("subscriptions", ())
+    failures = [(group, summarize(group)) for group in group_failures(listed)]
     found = await page.optional("/analysis/incidents", limit=5)
     since = (page.format.now - _RECENT_INCIDENTS).isoformat()
     return page.render(
         "home.html",
         status=status,
         conditions=health_labels(page),
-        names=subscription_names((status or {}).get("subscriptions", ())),
+        names=subscription_names(listed),
+        failures=failures[:_SHOWN],
+        failures_total=len(failures),
+        alike={one["subscription_id"] for group, _ in failures if len(group) > 1 for one in group},
         hour=await read_last_hour(page, "/activity"),
         waiting=await find_waiting(page),
         usage=await _usage(page),

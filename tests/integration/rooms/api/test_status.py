@@ -114,6 +114,7 @@ async def test_it_names_failing_subscriptions_since_when_and_why(api: Api) -> No
         1,
     )
     assert (second["host"], second["last_error"]) == ("other.example.com", "status: oops")
+    assert (first["authority"], second["authority"]) == ("hooks.example.com", "other.example.com")
     assert first["together_with"] == second["together_with"] == []
 
 

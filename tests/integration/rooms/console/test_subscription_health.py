@@ -73,3 +73,30 @@ async def test_the_home_page_counts_a_retry_that_is_due_once(browser: Browser) -
     page = await browser.get("/console")
     (row,) = re.findall(rf"<tr>(?:(?!</tr>).)*{crm}.*?</tr>", page.html, re.DOTALL)
     assert re.findall(r'<td class="num">(\d+)</td>', row) == ["3", "0"]
+
+
+async def test_the_home_page_groups_those_that_fail_alike(browser: Browser) -> None:
+    """Two causes are two rows, whichever subscriptions failed at the same time."""
+    api = browser.api
+    room = (await api.room("shop"))["id"]
+    await api.made(f"/rooms/{room}/event-types", {"name": "order.made"})
+    for number in range(10):
+        host = "one" if number % 2 else "two"
+        url = f"https://{host}.example.com/hook"
+        await api.subscription(room, f"hook-{number}", push_url=url)
+    await api.publish(room, "order.made", 1)
+    await api.sql(
+        "WITH o AS (UPDATE outbox SET attempt = 1, due_at = now() RETURNING id) UPDATE deliveries d"
+        " SET last_error = 'status: busy', last_status = 500 FROM o WHERE d.id = o.id RETURNING 1"
+    )
+    await browser.sign_in("viewer")
+    page = await browser.get("/console")
+    rows = re.findall(r"<tr>(?:(?!</tr>).)*hook-(?:(?!</tr>).)*</tr>", page.html, re.DOTALL)
+    assert len(rows) == 2
+    for row in rows:
+        assert "5 subscriptions" in row
+        assert "and 2 more" in row
+        assert row.count("hook-") == 5
+        assert "busy" in row
+        assert re.findall(r'<td class="num">(\d+)</td>', row) == ["5", "0"]
+    assert {one in page.text for one in ("one.example.com", "two.example.com")} == {True}

@@ -116,6 +116,60 @@ def test_it_asks_for_the_subscriptions_of_a_room_or_for_single_ones(
     assert "either --room or --subscription" in refused.stderr
 
 
+def test_those_of_one_endpoint_that_fail_alike_are_one_row(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    def failing(number: int) -> dict[str, Any]:
+        is_refused = number % 2 == 0
+        return {
+            "subscription_id": f"{number}",
+            "room": "orders",
+            "name": f"s{number}",
+            "condition": "failing",
+            "since": f"2026-01-31T11:5{number}:00Z",
+            "last_delivered_at": None,
+            "due": 0,
+            "retrying": 4,
+            "waiting": 4,
+            "held": {"circuit_open": 1},
+            "sidelined": 2,
+            "host": "crm.test",
+            "authority": "crm.test:9001" if is_refused else "crm.test",
+            "last_status": None if is_refused else 500,
+            "last_error": "connect: refused" if is_refused else "status: busy",
+            "together_with": [f"{other}" for other in range(8) if other != number],
+        }
+
+    body = {
+        "at": "2026-01-31T12:00:00Z",
+        "health": health(),
+        "leader": "one",
+        "backlog": BACKLOG,
+        "subscriptions": [failing(number) for number in range(8)],
+        "subscriptions_total": 8,
+    }
+    fake.interfere = lambda _: (200, body)
+    result = terminal.run("status")
+    assert [line.split("  ")[0] for line in result.stdout.splitlines()[3:]] == [
+        "subscription",
+        "4 subscriptions",
+        "",
+        "4 subscriptions",
+        "",
+    ]
+    rows = result.stdout.splitlines()[4:]
+    assert rows[0].endswith("failing    10 min ago  -          16 retrying, 4 held, 8 sidelined")
+    assert rows[1].strip() == (
+        "crm.test:9001; connect: refused; orders/s0, orders/s2, orders/s4 and 1 more"
+    )
+    assert rows[3].strip() == ("crm.test; status: busy; orders/s1, orders/s3, orders/s5 and 1 more")
+    assert "use --each" in result.stderr
+    each = terminal.run("status", "--each")
+    assert "orders/s7" in each.stdout
+    assert "--each" not in each.stderr
+    assert terminal.json("status") == body
+
+
 @pytest.mark.parametrize("part", EVERY_PART)
 def test_no_part_is_without_advice(part: str) -> None:
     assert re.search(r"\bstart\b|\bcheck whether\b", _ADVICE[part])
