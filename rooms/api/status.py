@@ -62,7 +62,7 @@ class QueueBacklogResponse(Struct, kw_only=True):
 class BacklogResponse(Struct, kw_only=True):
     """Describe the backlog of the organisation's subscriptions, each count up to 100,000.
 
-    It is a few seconds old at most.
+    It is 20 seconds old at most.
 
     With the scope `platform` it is that of the whole installation, with the bounds of `/metrics`.
     Where a count is refused or takes too long, its figures are up to 5 minutes old. null: there are

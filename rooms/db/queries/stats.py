@@ -23,6 +23,8 @@ from rooms.outages import OUTAGES
 
 CACHE_S: Final = 5.0
 _SIDELINED_CACHE_S: Final = 15.0
+MAX_AGE_S: Final = CACHE_S + _SIDELINED_CACHE_S
+"""The longest age of figures that are not refused; the first page of the console says it."""
 _RETRY_S: Final = 60.0
 """A count that was refused is left out for this time."""
 _KEPT_S: Final = 300.0

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rooms.db.queries.stats import QueueStats
+from rooms.db.queries.stats import MAX_AGE_S, QueueStats
 from rooms.db.queries.subscription_counts import OrganisationStats
 from tests.integration.rooms.console.browser import Browser
 from tests.integration.rooms.console.test_subscriptions import world
@@ -100,3 +100,18 @@ async def test_the_home_page_groups_those_that_fail_alike(browser: Browser) -> N
         assert "busy" in row
         assert re.findall(r'<td class="num">(\d+)</td>', row) == ["5", "0"]
     assert {one in page.text for one in ("one.example.com", "two.example.com")} == {True}
+
+
+async def test_the_backlog_says_what_is_due_later_and_how_old_its_counts_may_be(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Subscriptions are read at once, so their rows may be ahead of the counts."""
+
+    async def counts(*_: object) -> QueueStats:
+        return QueueStats(up=True, depth={"push": 96}, not_due={"push": 93})
+
+    monkeypatch.setattr(OrganisationStats, "counts", counts)
+    await browser.sign_in("viewer")
+    page = await browser.get("/console")
+    assert "PUSH 3 due 93 later" in page.text
+    assert f"counts of the last {MAX_AGE_S:.0f} seconds" in page.text
