@@ -7,6 +7,7 @@ from litestar import Response, get
 
 from rooms.console.administration import find_waiting
 from rooms.console.page import HOME, Page, PageDep
+from rooms.console.rooms import find_shared
 from rooms.console.subscription_health import health_labels, read_last_hour, subscription_names
 from rooms.domain.failure_groups import group_failures, summarize
 
@@ -27,6 +28,7 @@ async def show_home(page: PageDep) -> Response[str]:
     failures = [(group, summarize(group)) for group in group_failures(listed)]
     found = await page.optional("/analysis/incidents", limit=5)
     since = (page.format.now - _RECENT_INCIDENTS).isoformat()
+    rooms = await page.optional("/rooms", limit=1)
     return page.render(
         "home.html",
         status=status,
@@ -39,7 +41,8 @@ async def show_home(page: PageDep) -> Response[str]:
         waiting=await find_waiting(page),
         usage=await _usage(page),
         incidents=[one for one in (found or {}).get("items", ()) if one["ended"] >= since],
-        rooms=await page.optional("/rooms", limit=1),
+        rooms=rooms,
+        shared=await find_shared(page) if rooms is not None and not rooms["items"] else None,
     )
 
 

@@ -82,7 +82,15 @@ async def list_rooms(page: PageDep) -> Response[str]:
         contains=page.query("contains"),
         shared="true" if page.query("shared") else None,
     )
-    return page.render("rooms.html", found=found)
+    return page.render(
+        "rooms.html", found=found, shared=None if found["items"] else await find_shared(page)
+    )
+
+
+async def find_shared(page: Page) -> dict[str, Any] | None:
+    """Return a room of others that the viewer may read, in a list; None: may not list them."""
+    found: dict[str, Any] | None = await page.optional("/rooms", shared="true", limit=1)
+    return found
 
 
 @get(f"{PATH}/new")

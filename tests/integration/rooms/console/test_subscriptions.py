@@ -493,6 +493,8 @@ async def test_a_room_of_others_is_found_and_subscribed_to(browser: Browser) -> 
     assert "<script>alert" not in page.html
     at = f"/console/rooms/{theirs}/subscriptions/new"
     assert at in page.links
+    assert f"/console/rooms/{theirs}" in page.links
+    assert "born" in page.html.partition("<details id=")[0]
     assert "No other organisation lists" in (await browser.get("/console/directory?name=x")).text
     form = await browser.get(f"{at}?type=PULL")
     assert form.status == 200
@@ -500,8 +502,17 @@ async def test_a_room_of_others_is_found_and_subscribed_to(browser: Browser) -> 
     assert "it waits for the approval of the room's owner" in made.text
     own = (await browser.api.call("GET", "/subscriptions")).json()["items"][0]
     assert (own["status"], own["backfill"]) == ("pending", True)
-    assert (await browser.get(f"/console/subscriptions/{own['id']}")).status == 200
+    for path in ("", "/deliveries"):
+        page = await browser.get(f"/console/subscriptions/{own['id']}{path}")
+        assert page.status == 200
+        assert "before the owner of the room approves it" in page.text
+        assert "from now on" not in page.text
+        assert f"/console/rooms/{theirs}/publish" not in page.links
     assert (await browser.get(f"/console/rooms/{theirs}")).status == 200
+    for path in ("/console", "/console/rooms"):
+        page = await browser.get(path)
+        assert "There is no room yet" not in page.text
+        assert "/console/rooms?shared=1" in page.links
 
 
 @pytest.fixture
