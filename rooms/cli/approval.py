@@ -85,9 +85,15 @@ def approve(
             for line in _waiting_values(found):
                 session.output().note(line)
         body = {"version": version or found["version"], **set_fields(reason=reason)}
-        session.output().resource(
+        session.output().settings(
             client.call("POST", f"/subscriptions/{found['id']}/approve", json=body)
         )
+
+
+def _decide(session: CliSession, subscription: str, action: str, reason: str | None) -> None:
+    """Decide about the subscription of another organisation, and show it."""
+    body = set_fields(reason=reason)
+    post_action(session, subscription, action, body, foreign=True, settings=True)
 
 
 @click.command(cls=Command)
@@ -96,7 +102,9 @@ def approve(
 @pass_session
 def reject(session: CliSession, /, *, subscription: str, reason: str | None) -> None:
     """Reject a pending subscription for good, or a change of an approved one."""
-    post_action(session, subscription, "reject", set_fields(reason=reason), foreign=True)
+    post_action(
+        session, subscription, "reject", set_fields(reason=reason), foreign=True, settings=True
+    )
 
 
 @click.command(cls=Command)
@@ -105,7 +113,9 @@ def reject(session: CliSession, /, *, subscription: str, reason: str | None) -> 
 @pass_session
 def suspend(session: CliSession, /, *, subscription: str, reason: str | None) -> None:
     """Hold the messages of another organisation's subscription until `reinstate`."""
-    post_action(session, subscription, "suspend", set_fields(reason=reason), foreign=True)
+    post_action(
+        session, subscription, "suspend", set_fields(reason=reason), foreign=True, settings=True
+    )
 
 
 @click.command(cls=Command)
@@ -114,7 +124,9 @@ def suspend(session: CliSession, /, *, subscription: str, reason: str | None) ->
 @pass_session
 def reinstate(session: CliSession, /, *, subscription: str, reason: str | None) -> None:
     """Resume what `suspend` stopped: held messages are delivered."""
-    post_action(session, subscription, "reinstate", set_fields(reason=reason), foreign=True)
+    post_action(
+        session, subscription, "reinstate", set_fields(reason=reason), foreign=True, settings=True
+    )
 
 
 @click.command(cls=Command)
@@ -131,7 +143,7 @@ def terminate(session: CliSession, /, *, subscription: str, reason: str | None, 
         found = find_subscription(client, subscription, foreign=True)
         question = f"Terminate subscription {found['name']!r} and cancel its unfinished deliveries?"
         confirm_or_abort(question, yes=yes)
-        session.output().resource(
+        session.output().settings(
             client.call(
                 "POST", f"/subscriptions/{found['id']}/terminate", json=set_fields(reason=reason)
             )
@@ -145,7 +157,7 @@ def cancel_change(session: CliSession, /, *, subscription: str) -> None:
     """Take back a change that waits for the approval of the room's owner."""
     with session.client() as client:
         found = find_subscription(client, subscription)
-        session.output().resource(client.call("DELETE", f"/subscriptions/{found['id']}/proposal"))
+        session.output().settings(client.call("DELETE", f"/subscriptions/{found['id']}/proposal"))
 
 
 @click.command(cls=Command)

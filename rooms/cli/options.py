@@ -186,6 +186,9 @@ def parse_time(ctx: click.Context, parameter: click.Parameter, value: str | None
     return value
 
 
+every_option = click.option(
+    "--all", "every", is_flag=True, help="Also fields that are not set, or are off."
+)
 reason_option = click.option("--reason", help="Why; kept in the history.")
 
 
@@ -430,13 +433,17 @@ def post_action(
     body: object = None,
     *,
     foreign: bool = False,
+    settings: bool = False,
 ) -> None:
     """Call POST on a resource below a subscription, and show the answer, if there is one.
 
-    `foreign`: a name means the subscription of another organisation than the room's.
+    `foreign`: a name means the subscription of another organisation than the room's. `settings`:
+    the answer is the subscription.
     """
     with session.client() as client:
         found = find_subscription(client, subscription, foreign=foreign)
         answer = client.call("POST", f"/subscriptions/{found['id']}/{action}", json=body)
-    if answer is not None:
+    if answer is not None and settings:
+        session.output().settings(answer)
+    elif answer is not None:
         session.output().resource(answer)

@@ -17,6 +17,8 @@ from rooms.safe_text import json_safe, lines_safe, terminal_safe
 _MAX_WIDTH = 1000
 _EMPTY_CELL = "-"
 _MAX_HEADING_WIDTH = 40
+_SECRETS = ("secret", "login")
+"""Fields of settings that are shown only once."""
 
 Column = str | Callable[[Mapping[str, Any]], object]
 """A field of an item, or a function of the item that returns a cell."""
@@ -110,10 +112,34 @@ class Output:
         if self.as_json:
             self.document(value)
             return
+        self._fields(value)
+
+    def settings(self, value: Mapping[str, Any], *, every: bool = False) -> None:
+        """Write a room or subscription: for people only what is set, and a secret last.
+
+        `every`: for people, too, each field.
+        """
+        if self.as_json or every:
+            self.resource(value)
+            return
+        shown = {field: content for field, content in value.items() if _is_set(field, content)}
+        secrets = {field: shown.pop(field) for field in _SECRETS if field in shown}
+        self._fields(shown)
+        if secrets:
+            click.echo()
+            self._fields(secrets)
+            self.note("It is shown only now: keep it where your program reads it.")
+
+    def _fields(self, value: Mapping[str, Any]) -> None:
         width = min(_MAX_HEADING_WIDTH, max(map(len, value), default=0))
         for field, content in value.items():
             name = click.style(terminal_safe(field).ljust(width), bold=True)
             click.echo(f"{name}  {format_cell(content)}")
+
+
+def _is_set(field: str, content: object) -> bool:
+    """Return whether a setting says something: `ordered` may be off where the room's is on."""
+    return field == "ordered" if content is False else content not in (None, [], {})
 
 
 def write_export(chunks: Iterator[bytes], out: Path | None) -> None:

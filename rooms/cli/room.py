@@ -10,6 +10,7 @@ from rooms.cli.options import (
     CLEARABLE_THROTTLE,
     Paging,
     confirm_or_abort,
+    every_option,
     find_room,
     paging_options,
     patch_body,
@@ -153,7 +154,7 @@ def room() -> None:
 def create(session: CliSession, /, *, name: str, **fields: Any) -> None:
     """Create a room."""
     with session.client() as client:
-        session.output().resource(
+        session.output().settings(
             client.call("POST", "/rooms", json={"name": name, **set_fields(**fields)})
         )
 
@@ -187,11 +188,12 @@ def counts(session: CliSession, /, *, room: str) -> None:
 
 @room.command()
 @click.argument("room")
+@every_option
 @pass_session
-def show(session: CliSession, /, *, room: str) -> None:
-    """Show one room, by id or name."""
+def show(session: CliSession, /, *, room: str, every: bool) -> None:
+    """Show one room, by id or name: what is set."""
     with session.client() as client:
-        session.output().resource(find_room(client, room))
+        session.output().settings(find_room(client, room), every=every)
 
 
 @room.command()
@@ -207,7 +209,7 @@ def update(session: CliSession, /, *, room: str, clear: tuple[str, ...], **field
     body = patch_body(set_fields(**fields), clear)
     with session.client() as client:
         found = find_room(client, room)
-        session.output().resource(client.call("PATCH", f"/rooms/{found['id']}", json=body))
+        session.output().settings(client.call("PATCH", f"/rooms/{found['id']}", json=body))
 
 
 @room.command()

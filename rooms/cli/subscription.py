@@ -14,6 +14,7 @@ from rooms.cli.options import (
     CLEARABLE_THROTTLE,
     Paging,
     confirm_or_abort,
+    every_option,
     find_room,
     find_subscription,
     paging_options,
@@ -237,7 +238,7 @@ def create(
     with session.client() as client:
         found = find_room(client, room)
         body = {"name": name, "type": kind, **_request_body(fields)}
-        session.output().resource(
+        session.output().settings(
             client.call("POST", f"/rooms/{found['id']}/subscriptions", json=body)
         )
 
@@ -297,11 +298,12 @@ def list_subscriptions(
 
 @subscription.command()
 @click.argument("subscription")
+@every_option
 @pass_session
-def show(session: CliSession, /, *, subscription: str) -> None:
-    """Show one subscription."""
+def show(session: CliSession, /, *, subscription: str, every: bool) -> None:
+    """Show one subscription: what is set."""
     with session.client() as client:
-        session.output().resource(find_subscription(client, subscription))
+        session.output().settings(find_subscription(client, subscription), every=every)
 
 
 @subscription.command()
@@ -319,7 +321,7 @@ def update(
     body = patch_body(_request_body(fields), clear)
     with session.client() as client:
         found = find_subscription(client, subscription)
-        session.output().resource(client.call("PATCH", f"/subscriptions/{found['id']}", json=body))
+        session.output().settings(client.call("PATCH", f"/subscriptions/{found['id']}", json=body))
 
 
 @subscription.command()
@@ -418,7 +420,7 @@ def retry(session: CliSession, /, *, subscription: str, follow: bool) -> None:
 @pass_session
 def pause(session: CliSession, /, *, subscription: str) -> None:
     """Hold all deliveries until `resume`."""
-    post_action(session, subscription, "pause")
+    post_action(session, subscription, "pause", settings=True)
 
 
 @subscription.command()
@@ -429,7 +431,7 @@ def resume(session: CliSession, /, *, subscription: str) -> None:
 
     Also closes an open circuit without waiting for its next probe.
     """
-    post_action(session, subscription, "resume")
+    post_action(session, subscription, "resume", settings=True)
 
 
 @subscription.command()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -347,3 +348,56 @@ def test_a_job_that_failed_is_an_error(terminal: Terminal, fake: FakeRooms) -> N
     result = terminal.run("job", fake.identity(8))
     assert result.exit_code == 1
     assert "the job failed: disk full" in result.stderr
+
+
+SET: dict[str, Any] = {
+    "id": "01900000-0000-7000-8000-000000000009",
+    "application": None,
+    "filtered": False,
+    "name": "crm",
+    "event_types": [],
+    "ordered": False,
+    "delivery_jitter": 0.0,
+    "headers": {},
+    "status": "active",
+    "secret": "whsec_x",
+    "login": None,
+}
+
+
+def test_a_subscription_is_shown_as_it_was_set_and_its_secret_apart(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    fake.interfere = lambda seen: (200, SET) if "subscriptions" in seen.path else None
+    made = terminal.run("subscription", "create", "orders", "crm")
+    assert made.stdout.splitlines() == [
+        f"id               {SET['id']}",
+        "name             crm",
+        "ordered          no",
+        "delivery_jitter  0.0",
+        "status           active",
+        "",
+        "secret  whsec_x",
+    ]
+    assert "shown only now" in made.stderr
+    assert terminal.json("subscription", "create", "orders", "crm") == SET
+    for command in ("show", "update", "approve", "pause", "suspend"):
+        given = ("--name", "crm") if command == "update" else ()
+        asked = ("subscription", command, str(SET["id"]), *given)
+        if command == "approve":
+            asked = (*asked, "--version", "1")
+        assert "application" not in terminal.done(*asked), command
+    every = terminal.done("subscription", "show", str(SET["id"]), "--all").splitlines()
+    assert [line.split()[0] for line in every] == list(SET)
+
+
+def test_a_room_is_shown_as_it_was_set(terminal: Terminal, fake: FakeRooms) -> None:
+    room = {"id": 1000, "name": "orders", "description": None, "transparent": False}
+    fake.interfere = lambda _: (200, room)
+    brief, every = (
+        terminal.done("room", "show", "1000", *given).splitlines() for given in ((), ("--all",))
+    )
+    assert brief == ["id    1000", "name  orders"]
+    assert len(every) == 4
+    assert terminal.done("room", "update", "1000", "--name", "orders").splitlines() == brief
+    assert terminal.done("room", "create", "orders").splitlines() == brief
