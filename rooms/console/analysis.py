@@ -5,6 +5,7 @@ Subscriptions and rooms that the viewer may not read are shown by their ids.
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any, Final
 
 from litestar import Response, get, post
@@ -125,6 +126,12 @@ async def apply_advice(page: PageDep, subscription_id: FromPath[str]) -> Respons
     return page.redirect(f"{HOME}/subscriptions/{segment(subscription_id)}", done="advice-applied")
 
 
+def _lacks_extra() -> bool:
+    """Return whether this process could not analyse; maintenance mostly has the same packages."""
+    has_engine = any(find_spec(name) is not None for name in ("duckdb", "pyspark"))
+    return find_spec("pyarrow") is None or not has_engine
+
+
 async def _runs(page: Page, error: ApiProblemError | None = None) -> Response[str]:
     found = await page.api.get("/analysis/runs", limit=_RUNS_SHOWN)
     return page.render(
@@ -133,6 +140,7 @@ async def _runs(page: Page, error: ApiProblemError | None = None) -> Response[st
         found=found,
         unattended=await lack_maintenance(page, found["items"]),
         kind="runs",
+        lacks_extra=_lacks_extra(),
     )
 
 
@@ -154,6 +162,7 @@ async def _list(page: Page, kind: str, **filters: Any) -> Response[str]:
         subscriptions=await page.subscription_names(_subscriptions(found["items"])),
         rooms=await page.room_names(one.get("room_id") for one in found["items"]),
         kind=kind,
+        lacks_extra=_lacks_extra(),
         failed_run=await _failed_run(page, found["analysed_at"]),
         # The API lists the latest first; charts are read from the left.
         oldest_first=found["items"][::-1],

@@ -134,6 +134,7 @@ def _new_form(
         refused=error,
         room=room,
         kind=kind,
+        has_broker=page.parts.services.broker_users is not None,
         values=values,
         schedule=read_schedule(values, room),
         preview_room=room["id"],

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from rooms.console import analysis
 from rooms.db.queries.analytics import AnalysisFinding, replace_findings
 from rooms.domain.ids import OrganisationId, RoomId, SubscriptionId
 from tests.integration.rooms.api.test_analytics import incident
 from tests.integration.rooms.console.browser import Browser
-from tests.integration.rooms.console.platform_key import HOSTILE, SHOWN
+from tests.integration.rooms.console.platform_key import HOSTILE, SHOWN, sign_in_platform
 
 PATH = "/console/analysis"
 POLICY = {
@@ -275,3 +276,15 @@ async def test_a_viewer_and_others_apply_nothing(browser: Browser, things: dict[
     assert (await browser.post(f"{path}/apply", {**fields, "form_token": token})).status == 404
     assert "not analysed" not in (await browser.get(PATH)).text
     assert "No incident fits" in (await browser.get(PATH)).text
+
+
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/runs"])
+async def test_a_missing_extra_is_named_before_the_click(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    await sign_in_platform(browser)
+    assert "is not installed" not in (await browser.get(path)).text
+    monkeypatch.setattr(analysis, "find_spec", lambda _: None)
+    page = await browser.get(path)
+    assert "The extra spark is not installed" in page.text
+    assert "make setup or pip install '.[spark]'" in page.text

@@ -236,6 +236,10 @@ async def test_a_native_subscription_needs_a_broker(browser: Browser) -> None:
     room = (await browser.api.room("shop"))["id"]
     at = f"/console/rooms/{room}/subscriptions/new"
     await browser.sign_in("developer")
+    page = await browser.get(at)
+    assert f"{at}?type=PULL" in page.links
+    assert f"{at}?type=NATIVE" not in page.links
+    assert "BROKER_URL" in page.text
     refused = await browser.submit(await browser.get(f"{at}?type=NATIVE"), at, name="jms")
     assert refused.status == 422
     assert "BROKER_URL" in refused.text
@@ -529,6 +533,7 @@ async def test_a_native_subscription_shows_its_login_once(native_browser: Browse
     room = (await browser.api.room("shop"))["id"]
     at = f"/console/rooms/{room}/subscriptions/new"
     await browser.sign_in("developer")
+    assert f"{at}?type=NATIVE" in (await browser.get(at)).links
     made = await browser.submit(await browser.get(f"{at}?type=NATIVE"), at, name="jms")
     assert "The password of its user at the broker, shown only now" in made.text
     own = (await browser.api.call("GET", "/subscriptions")).json()["items"][0]
