@@ -107,7 +107,9 @@ PAGES: Final = (
 )
 """Register every page."""
 DONE: Final[Mapping[str, str]] = {
-    code: text for module in _MODULES for code, text in vars(module).get("DONE", {}).items()
+    code: text
+    for module in (sign_in, *_MODULES)
+    for code, text in vars(module).get("DONE", {}).items()
 }
 """Every `done` of a page."""
 

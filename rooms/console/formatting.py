@@ -184,12 +184,21 @@ def _measure(value: Any) -> tuple[int, int]:
 
 def find_zone(name: str | None) -> tzinfo:
     """Return a time zone by its name; UTC where there is none of that name."""
+    return _known_zone(name) or UTC
+
+
+def is_zone(name: str | None) -> bool:
+    """Return whether there is a time zone of this name."""
+    return _known_zone(name) is not None
+
+
+def _known_zone(name: str | None) -> tzinfo | None:
     if name and len(name) <= _MAX_ZONE:
         try:
             return ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             pass
-    return UTC
+    return None
 
 
 def sentence(text: str) -> str:
@@ -279,6 +288,11 @@ class Formatter:
         if abs(delta) < timedelta(seconds=1):
             delta = timedelta(seconds=-1)
         return format_timedelta(delta, add_direction=True, locale=self.locale, threshold=1.5)
+
+    def has_come(self, value: datetime | str | None) -> bool:
+        """Return whether a time is not in the future; None has not come."""
+        moment = _moment(value)
+        return moment is not None and moment <= self.now
 
     def clock(self, value: datetime | str | None) -> str:
         """Return the hour and minute of a time in the reader's zone; a dash for None."""

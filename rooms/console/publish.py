@@ -25,6 +25,7 @@ _MAX_TYPES: Final = 200
 @get(_PUBLISH)
 async def ask_for_message(page: PageDep, room_id: FromPath[str]) -> Response[str]:
     """Show the form, with an example of the event type in the address."""
+    page.require("publish")
     room = await find_room(page, room_id)
     wanted = page.query("event_type") or ""
     values = {"event_type": wanted, "payload": "{}"}

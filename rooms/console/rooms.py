@@ -96,6 +96,7 @@ async def find_shared(page: Page) -> dict[str, Any] | None:
 @get(f"{PATH}/new")
 async def new_room(page: PageDep) -> Response[str]:
     """Ask for the fields of a room."""
+    page.require("manage")
     return _form(page, dict(SUGGESTED))
 
 
@@ -216,6 +217,7 @@ async def show_directory(page: PageDep) -> Response[str]:
 @get(f"{ROOM}/policy")
 async def edit_policy(page: PageDep, room_id: FromPath[str]) -> Response[str]:
     """Show the form of a room's policy."""
+    page.require("manage")
     room = await find_room(page, room_id)
     values = to_texts(POLICY_FIELDS, room)
     return _policy_form(page, room, values, shown_texts(values))

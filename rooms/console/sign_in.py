@@ -6,12 +6,16 @@ from litestar import Response, get, post
 from litestar.response import Redirect
 
 from rooms.api.sessions import SIGN_IN_PATH
+from rooms.console.formatting import is_zone
 from rooms.console.page import HOME, PUBLIC, Page, PageDep
 from rooms.console.sessions import StartedSession, preference_cookie, session_cookie
 from rooms.db.catalog.sign_in_links import LinkKind
 from rooms.errors import RateLimitedError, UnauthenticatedError
 
 _YEAR_S: Final = 365 * 86_400
+DONE: Final = {
+    "unknown-zone": "There is no such time zone. Use a name such as Europe/Berlin, or UTC.",
+}
 _PREFERENCES: Final = ("language", "theme", "time_zone", "times")
 _MAX_PREFERENCE: Final = 64
 
@@ -83,9 +87,13 @@ async def leave(page: Page, path: str) -> Redirect:
 async def set_preferences(page: PageDep) -> Redirect:
     """Keep language, colours, time zone and the look of times in cookies of this browser."""
     form = await page.form()
-    answer = page.redirect(safe_path(form.text("to")))
+    # Times in UTC instead would be taken for those of the zone that was typed.
+    is_wrong_zone = "time_zone" in form and not is_zone(form.text("time_zone"))
+    answer = page.redirect(
+        safe_path(form.text("to")), refused="unknown-zone" if is_wrong_zone else None
+    )
     for name in _PREFERENCES:
-        if name in form:
+        if name in form and not (name == "time_zone" and is_wrong_zone):
             value = _cookie_text(form.text(name) or "")
             answer.set_cookie(preference_cookie(page.request.scope, name, value, max_age_s=_YEAR_S))
     return answer

@@ -53,6 +53,7 @@ DONE: Final = {
 @get(f"{ROOM}/subscriptions/new")
 async def new_subscription(page: PageDep, room_id: FromPath[str]) -> Response[str]:
     """Ask for the fields of a subscription of the type in the address."""
+    page.require("manage")
     room = await find_room(page, room_id)
     kind = page.query("type") or ""
     kind = kind if kind in TYPES else TYPES[0]
@@ -83,6 +84,7 @@ async def create_subscription(page: PageDep, room_id: FromPath[str]) -> Response
 @get(f"{SUBSCRIPTION}/edit")
 async def edit_subscription(page: PageDep, subscription_id: FromPath[str]) -> Response[str]:
     """Show the form of a subscription's settings."""
+    page.require("manage")
     subscription = await find_subscription(page, subscription_id)
     values = to_texts(_shown_fields(page, subscription), subscription)
     return await _edit_form(page, subscription, values, shown_texts(values))

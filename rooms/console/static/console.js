@@ -183,8 +183,11 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+for (const button of document.querySelectorAll("[data-copies]")) button.hidden = !navigator.clipboard;
+
 document.addEventListener("click", (event) => {
-  const code = event.target.closest?.("[data-copy]");
+  const target = event.target.closest?.("[data-copy], [data-copies]");
+  const code = target?.matches("[data-copies]") ? target.previousElementSibling : target;
   if (code && navigator.clipboard) {
     navigator.clipboard.writeText(code.textContent).then(
       () => {

@@ -216,3 +216,19 @@ def test_an_id_in_the_search_leads_to_its_page(opened: Open, world: World) -> No
     window.page.keyboard.press("Enter")
     window.page.wait_for_url(f"**/console/deliveries/{delivery}", timeout=PATIENCE_MS)
     window.check()
+
+
+def test_a_new_key_is_copied_by_a_button(opened: Open) -> None:
+    window = opened()
+    page = window.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    window.open("/console/administration/keys/new")
+    page.locator("main input[name='name']").fill(f"copied-{secrets.token_hex(4)}")
+    page.locator("main input[type='checkbox'][value='publish']").check()
+    page.locator("main form button").last.click()
+    page.get_by_role("button", name="Copy").click()
+    page.locator("code.copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.locator("code[data-copy]").first.inner_text()
+    assert copied.startswith("rooms_")
+    window.check()

@@ -115,3 +115,28 @@ async def test_the_backlog_says_what_is_due_later_and_how_old_its_counts_may_be(
     page = await browser.get("/console")
     assert "PUSH 3 due 93 later" in page.text
     assert f"counts of the last {MAX_AGE_S:.0f} seconds" in page.text
+
+
+async def test_what_is_not_there_is_said_instead_of_drawn(browser: Browser) -> None:
+    room, crm = await world(browser.api)
+    pulled = await browser.api.subscription(room, "ledger", type="PULL")
+    await browser.api.publish(room, "order.made", 1)
+    await browser.sign_in("viewer")
+    page = await browser.get(f"/console/subscriptions/{crm}")
+    assert "None was answered in this hour" in page.text
+    assert "None of them was delivered" in page.text
+    assert "half within" not in page.text
+    listed = await browser.get(f"/console/subscriptions/{pulled['id']}/deliveries")
+    (row,) = re.findall(r"<tbody>.*?</tbody>", listed.html, re.DOTALL)
+    assert re.findall(r"<td>([^<]*)</td></tr>", row) == ["due"]
+
+
+@pytest.mark.parametrize("form", ["edit", "publish", "subscriptions/new", "policy", "new"])
+async def test_a_viewer_gets_no_form_that_would_be_refused(browser: Browser, form: str) -> None:
+    room, crm = await world(browser.api)
+    await browser.sign_in("viewer")
+    path = {
+        "edit": f"/console/subscriptions/{crm}/edit",
+        "new": "/console/rooms/new",
+    }.get(form, f"/console/rooms/{room}/{form}")
+    assert (await browser.get(path)).status == 403
