@@ -13,6 +13,7 @@ RoomsError
 └── PermanentError                 the request itself must change
     ├── SettingsError              settings are invalid; lists every problem
     ├── MalformedError             the body is not JSON
+    │   └── EncodedBodyError       the body has a Content-Encoding
     ├── InvalidError               fields are invalid; names each and the fix
     ├── NotFoundError              the object does not exist in this organisation
     ├── MagazineMissingError       the magazine does not exist
@@ -105,6 +106,10 @@ class SettingsError(PermanentError):
 
 class MalformedError(PermanentError):
     """Report a body that is not JSON."""
+
+
+class EncodedBodyError(MalformedError):
+    """Report a body with a Content-Encoding, such as gzip, which is not decoded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@
 | it does not exist, belongs to another organisation, or is being deleted | 404 |
 | it is not in a state for this | 409 |
 | the body exceeds the limit | 413 |
+| the body is not JSON, and has a Content-Encoding | 415 |
 | a field or query parameter is wrong, unknown or missing | 422, each named |
 | the key makes more requests than it may | 429 |
 | PostgreSQL does not answer or is full | 503, Retry-After |

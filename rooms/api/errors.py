@@ -15,6 +15,7 @@ from rooms.errors import (
     BrokerUnavailableError,
     ConflictError,
     ElectionUnavailableError,
+    EncodedBodyError,
     FieldProblem,
     ForbiddenError,
     InvalidError,
@@ -80,6 +81,12 @@ class Problem(msgspec.Struct, kw_only=True):
 
 # The first class that fits decides; the name ends the problem's type.
 _PROBLEMS: Final[Sequence[tuple[type[RoomsError], HTTPStatus, str, str]]] = (
+    (
+        EncodedBodyError,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "encoded-body",
+        "The body is encoded",
+    ),
     (MalformedError, HTTPStatus.BAD_REQUEST, "malformed", "The body is not JSON"),
     (InvalidError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", "Fields of the request are wrong"),
     (UnauthenticatedError, HTTPStatus.UNAUTHORIZED, "unauthenticated", "A valid API key is needed"),
@@ -176,6 +183,18 @@ def to_problem(error: RoomsError, instance: str) -> tuple[Problem, dict[str, str
     return problem, _problem_headers(error)
 
 
+def explain_encoding(error: RoomsError, encoding: bytes | None) -> RoomsError:
+    """Return the error to answer with, if the body of the request has this Content-Encoding.
+
+    Only where it was refused: a header does no harm to a body that is JSON.
+    """
+    if not isinstance(error, MalformedError) or not encoding or encoding.lower() == b"identity":
+        return error
+    return EncodedBodyError(
+        f"the body has the Content-Encoding {encoding.decode('latin-1')}; send JSON without one"
+    )
+
+
 def _cut(text: str, limit: int = _MAX_TEXT) -> str:
     """Return a text as a problem has it: what it repeats of the request may be long."""
     return text if len(text) <= limit else f"{text[:limit]}…"
@@ -249,7 +268,8 @@ def handle_rooms_error(request: Request[Any, Any, Any], error: RoomsError) -> Re
     if isinstance(error, InvalidError):
         for bound in {problem.bound for problem in error.problems if problem.bound}:
             request.app.state.services.metrics.bounds_refused.labels(bound).inc()
-    return _to_response(*to_problem(error, request.scope["path"]))
+    encoding = request.headers.get("content-encoding", "").encode("latin-1")
+    return _to_response(*to_problem(explain_encoding(error, encoding), request.scope["path"]))
 
 
 def handle_http_exception(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rooms.api.client_identity import STATE_KEY, ClientCertificate
-from rooms.api.errors import render
+from rooms.api.errors import explain_encoding, render
 from rooms.api.params import parse_room
 from rooms.db.authentication import ClientAddress
 from rooms.domain.ids import OrganisationId
@@ -336,7 +336,7 @@ class FastRoutes:
         except ClientDisconnectedError:
             raise
         except Exception as exc:  # noqa: BLE001 - a bug is answered as a problem, and logged
-            return _failure_parts(exc, path)
+            return _failure_parts(exc, path, headers_in.get(b"content-encoding"))
         if OUTAGES.any_failing:
             OUTAGES.record_success(REQUESTS_REFUSED, dependency=Dependency.POSTGRESQL)
         return (
@@ -394,10 +394,10 @@ class _PendingPublish:
         return _failure_parts(error, self._path)
 
 
-def _failure_parts(error: Exception, path: str) -> ResponseParts:
+def _failure_parts(error: Exception, path: str, encoding: bytes | None = None) -> ResponseParts:
     """Return the problem of an error; one that is no RoomsError is a bug, and is logged."""
     if isinstance(error, RoomsError):
-        return _problem_parts(error, path)
+        return _problem_parts(explain_encoding(error, encoding), path)
     bug = RoomsError("the request could not be answered; the log of the service says why")
     bug.__cause__ = error
     return _problem_parts(bug, path)

@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import gzip
+import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -131,6 +133,30 @@ async def test_a_problem_names_what_would_have_been_right(api: Api) -> None:
     assert (answer.status_code, "GET /v1/rooms?name=" in answer.json()["detail"]) == (404, True)
     answer = await api.call("POST", f"/rooms/{room}/messages", content=b"\x1f\x8b\x08")
     assert (answer.status_code, "not compressed" in answer.json()["detail"]) == (400, True)
+
+
+async def test_a_compressed_body_is_refused_by_its_encoding(api: Api) -> None:
+    room = (await api.room())["id"]
+    subscription = (await api.subscription(room, type="PULL"))["id"]
+    message = {"event_type": "made", "payload": 1}
+    for path in (
+        "/rooms",
+        f"/rooms/{room}/messages",
+        f"/rooms/{room}/messages/batch",
+        f"/rooms/{room}/messages/check",
+        f"/subscriptions/{subscription}/pull",
+    ):
+        for encoding in ("gzip", "identity"):
+            headers = {"content-encoding": encoding}
+            sent = gzip.compress(json.dumps(message).encode())
+            answer = await api.call("POST", path, content=sent, headers=headers)
+            problem = answer.json()
+            if encoding == "identity":
+                assert (answer.status_code, problem["type"][-9:]) == (400, "malformed"), path
+            else:
+                assert answer.status_code == 415, (path, answer.text)
+                assert problem["type"] == "urn:rooms:problem:encoded-body"
+                assert "Content-Encoding gzip; send JSON without one" in problem["detail"]
 
 
 async def test_a_query_parameter_that_is_missing_is_named(api: Api) -> None:
