@@ -28,6 +28,12 @@ _EXPECTED: Final = re.compile(
 )
 _PATH_SEGMENT: Final = re.compile(r"\.?(?P<name>[^.\[\]]+)|\[(?P<index>[0-9.]+)\]")
 _DATETIME_ERRORS: Final = ("Invalid RFC3339 encoded datetime", "Expected datetime")
+_SURROGATE_ERROR: Final = "surrogate pair"
+_TRUNCATED: Final = "Input data was truncated"
+_HALF_PAIR: Final = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\)(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(?:\\\\)*\\u[dD][c-fC-F]"
+)
 _ENUM_ERROR: Final = "Invalid enum value"
 _DEFS_PREFIX: Final = "#/$defs/"
 
@@ -69,15 +75,23 @@ def unknown_field_message(name: str, known: Iterable[str]) -> str:
     return f"there is no such field{suggestion(name, list(known))}"
 
 
-def invalid_json_message(error: Exception) -> str:
+def invalid_json_message(error: Exception, body: bytes = b"") -> str:
     """Return the message for a body that is not JSON."""
+    text = str(error)
+    # msgspec says of half a pair near the end of a body that the body was truncated.
+    if _SURROGATE_ERROR in text or (text == _TRUNCATED and _HALF_PAIR.search(body)):
+        place = text[text.rfind(" (byte ") :] if " (byte " in text else ""
+        return (
+            f"the body is not valid Unicode{place}: an escape from \\ud800 to \\udfff is half of a "
+            "character, and needs its other half"
+        )
     match error:
         case UnicodeDecodeError():
             return f"the body is not UTF-8 (byte {error.start}); send JSON, and not compressed"
         case RecursionError():
             return "the body is nested too deeply"
         case _:
-            return str(error)
+            return text
 
 
 def _enum_values(kind: Any, path: str) -> list[Any]:

@@ -233,13 +233,13 @@ def _decode(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
     except msgspec.ValidationError as exc:
         problem = exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise MalformedError(invalid_json_message(exc)) from exc
+        raise MalformedError(invalid_json_message(exc, body)) from exc
     try:
         return msgspec.convert(_integral_floats(decode_json(body)), decoder.type)
     except msgspec.ValidationError:
         raise InvalidError(_as_field_problem(problem)) from problem
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedError(invalid_json_message(exc)) from exc
+        raise MalformedError(invalid_json_message(exc, body)) from exc
 
 
 def _integral_floats(value: object) -> object:
@@ -342,10 +342,11 @@ def decode_stream_query(query: bytes, *, several: bool) -> StreamRequest:
 
 def decode_client_frame(text: str | bytes) -> ClientFrame:
     """Decode a WebSocket frame of a client. MalformedError: it is not JSON. InvalidError."""
+    body = text.encode() if isinstance(text, str) else text
     try:
-        fields = decode_json(text.encode() if isinstance(text, str) else text)
+        fields = decode_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedError(invalid_json_message(exc)) from exc
+        raise MalformedError(invalid_json_message(exc, body)) from exc
     if not isinstance(fields, dict) or len(named := _FRAME_TYPES.keys() & fields.keys()) != 1:
         raise InvalidError(
             FieldProblem("frame", f"is an object with one of {', '.join(_FRAME_TYPES)}")

@@ -59,7 +59,7 @@ def decode(body: bytes, kind: Any) -> Any:
     except msgspec.ValidationError as exc:
         raise InvalidError(to_field_problem(exc, kind)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedError(invalid_json_message(exc)) from exc
+        raise MalformedError(invalid_json_message(exc, body)) from exc
 
 
 def decode_kept(body: bytes, kind: Any) -> Any:
@@ -69,7 +69,7 @@ def decode_kept(body: bytes, kind: Any) -> Any:
     except msgspec.ValidationError as exc:
         raise InvalidError(to_field_problem(exc, kind)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedError(invalid_json_message(exc)) from exc
+        raise MalformedError(invalid_json_message(exc, body)) from exc
 
 
 def bounded_batch(body: bytes, limit: int) -> bytes:
@@ -82,7 +82,7 @@ def bounded_batch(body: bytes, limit: int) -> bytes:
     except msgspec.ValidationError as exc:
         raise InvalidError(to_field_problem(exc, Any)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedError(invalid_json_message(exc)) from exc
+        raise MalformedError(invalid_json_message(exc, body)) from exc
     if bounded is None:
         raise InvalidError(
             FieldProblem("messages", f"a batch takes 1 to {limit} messages; this one has more")

@@ -299,7 +299,7 @@ def _decode(body: bytes, decode: Callable[[bytes], _T]) -> _T:
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedError(invalid_json_message(exc)) from exc
+        raise MalformedError(invalid_json_message(exc, body)) from exc
 
 
 def _complete_json(body: bytes) -> bytes:

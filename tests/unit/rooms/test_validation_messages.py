@@ -96,3 +96,25 @@ def test_what_is_no_utf_8_may_be_compressed() -> None:
         == "the body is not UTF-8 (byte 1); send JSON, and not compressed"
     )
     assert invalid_json_message(RecursionError()) == "the body is nested too deeply"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_half"),
+    [
+        (r'{"id":"\ud800"}', True),
+        (r'{"id":"\uDC00"}', True),
+        (r'{"id":"\\\ud800"}', True),
+        (r'{"id":"\ud800 and more text"}', True),
+        (r'{"id":"\ud800\ud800 and more"}', True),
+        (r'{"id":"\ud83d\ude00', False),
+        (r'{"id":"\\ud800', False),
+        ('{"id":"a', False),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_not_a_body_that_was_cut(text: str, *, is_half: bool) -> None:
+    body = text.encode()
+    with pytest.raises(msgspec.DecodeError) as caught:
+        msgspec.json.decode(body)
+    message = invalid_json_message(caught.value, body)
+    assert message.startswith("the body is not valid Unicode") is is_half
+    assert ("truncated" in message) is not is_half
