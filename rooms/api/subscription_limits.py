@@ -17,6 +17,7 @@ _REMEMBERED_S: Final = 5.0
 _MAX_REMEMBERED: Final = 10_000
 _PARTS: Final = 10
 """The part of a room's places that an organisation may have which does not own it."""
+_OF_ROOM: Final = "ROOMS_MAX_ROOM_SUBSCRIPTIONS"
 _NEAR: Final = 0.9
 """From this part of a limit on, each creation counts."""
 
@@ -56,6 +57,10 @@ class RecentCounts:
                 self._counts[subject] = (until, before + count)
 
 
+def _quota_text(quota: int) -> str:
+    return f"the quota {QuotaLimit.SUBSCRIPTIONS} ({quota})"
+
+
 def _subject_in_room(room: RoomId, organisation: OrganisationId) -> Subject:
     return f"{room_subject(room)} {organisation_subject(organisation)}"
 
@@ -70,10 +75,7 @@ class _Bound:
 
     def check(self, created: int) -> None:
         if self.present + created >= self.most:
-            raise QuotaConflictError(
-                f"{self.refusal}: delete some of your subscriptions, or ask for a larger limit",
-                limit=QuotaLimit.SUBSCRIPTIONS,
-            )
+            raise QuotaConflictError(self.refusal, limit=QuotaLimit.SUBSCRIPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,11 @@ class SubscriptionLimits:
         `pending`: to subscriptions that wait for approval, which take their place in the room then.
         """
         organisation = principal.organisation_id
-        bounds = [] if pending else await self._in_room(room, organisation, owner)
+        bounds = (
+            []
+            if pending
+            else await self._in_room(room, organisation, owner, is_for_owner=organisation == owner)
+        )
         quota = None if principal.quotas is None else principal.quotas.subscriptions
         if quota is not None:
             await records.lock_subscriptions(self.connection, organisation)
@@ -117,25 +123,34 @@ class SubscriptionLimits:
         present = await self._count(
             subject, most, is_exact=quota is not None, organisation=organisation
         )
-        full = f"your organisation has as many subscriptions as it may have ({most})"
+        limit = f"ROOMS_MAX_SUBSCRIPTIONS ({most})" if quota is None else _quota_text(quota)
+        full = (
+            f"your organisation has as many subscriptions as it may have, by {limit}: "
+            "delete some of them, or ask the platform for a larger limit"
+        )
         return SubscriptionsLeft([*bounds, _Bound(most=most, present=present, refusal=full)])
 
     async def check_approval(
         self, room: RoomId, organisation: OrganisationId, owner: OrganisationId
     ) -> None:
         """Raise QuotaConflictError where the room has no place for one that is approved."""
-        SubscriptionsLeft(await self._in_room(room, organisation, owner)).check()
+        SubscriptionsLeft(await self._in_room(room, organisation, owner, is_for_owner=True)).check()
 
     async def _in_room(
-        self, room: RoomId, organisation: OrganisationId, owner: OrganisationId
+        self,
+        room: RoomId,
+        organisation: OrganisationId,
+        owner: OrganisationId,
+        *,
+        is_for_owner: bool,
     ) -> list[_Bound]:
         """Return the room's quota, and what the settings leave to this organisation in it.
 
         One organisation has at most a tenth of the places in a room of another, and the owner finds
-        a place in its room whatever others have there. A refusal says nothing of others' numbers.
+        a place in its room whatever others have there. A refusal that is not for the owner says
+        nothing of others' numbers.
         """
         bounds = []
-        full = "this room has as many subscriptions as it may have"
         quota = (await records.find_quotas(self.connection, room=room)).subscriptions
         most = self.settings.max_room_subscriptions
         if quota is not None or organisation != owner:
@@ -145,6 +160,13 @@ class SubscriptionLimits:
             present = await self._count(
                 room_subject(room), limit, is_exact=quota is not None, room=room
             )
+            full = "this room has as many subscriptions as it may have"
+            if not is_for_owner:
+                full += ": delete some of yours, or ask its owner for a larger limit"
+            elif limit == quota:
+                full += f", by {_quota_text(limit)}: delete some of them, or raise the room's quota"
+            else:
+                full += f", by {_OF_ROOM} ({limit}): ask the platform for a larger limit"
             bounds.append(_Bound(most=limit, present=present, refusal=full))
         own = most if organisation == owner else max(1, most // _PARTS)
         present = await self._count(
@@ -152,7 +174,8 @@ class SubscriptionLimits:
         )
         full = (
             "the organisation of this subscription has as many subscriptions to this room as it may"
-            f" have ({own})"
+            f" have ({own}), by {_OF_ROOM}: delete some of them, or ask the platform for a larger"
+            " limit"
         )
         return [*bounds, _Bound(most=own, present=present, refusal=full)]
 

@@ -117,12 +117,21 @@ async def test_subscriptions_are_limited_by_room_and_by_organisation(
     await subscribe(api, owner, room, "a")
     made = await subscribe(api, subscriber, room, "b")
     body = {"name": "c", "type": "PULL"}
-    for key in (owner.key, subscriber.key):
+    for key, text in (
+        (
+            owner.key,
+            "by the quota subscriptions (2): delete some of them, or raise the room's quota",
+        ),
+        (subscriber.key, "delete some of yours, or ask its owner for a larger limit"),
+    ):
         refused = await api.call("POST", f"/rooms/{room}/subscriptions", key, json=body)
         check_refused(refused, 409, "subscriptions")
+        assert refused.json()["detail"].endswith(text)
     await limit_organisation(api, subscriber, subscriptions=1)
     refused = await api.call("POST", f"/rooms/{other}/subscriptions", subscriber.key, json=body)
     check_refused(refused, 409, "subscriptions")
+    assert "by the quota subscriptions (1): " in refused.json()["detail"]
+    assert "ask the platform for a larger limit" in refused.json()["detail"]
     answer = await api.call("DELETE", f"/subscriptions/{made['id']}", subscriber.key)
     assert answer.status_code == 202
     await subscribe(api, subscriber, other, "c")
