@@ -21,6 +21,31 @@ _OPTIONS: Final = {
     QuotaLimit.SUBSCRIPTIONS: "Subscriptions of the organisation, or to the room.",
     QuotaLimit.EXPIRATION_MS: "Longest lifetime of messages; of an organisation only.",
 }
+_LEAST: Final = {
+    QuotaLimit.MESSAGES_PER_S: 1,
+    QuotaLimit.PAYLOAD_BYTES: 1,
+    QuotaLimit.EXPIRATION_MS: 1000,
+}
+"""The least values; that of the others is 0, which allows nothing."""
+
+
+class _Limit(click.IntRange):
+    """Take a limit. An error says how to remove one, because 0 does not."""
+
+    def __init__(self, limit: QuotaLimit) -> None:
+        super().__init__(min=_LEAST.get(limit, 0))
+        self._limit = limit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter as exc:
+            remedy = f"to remove the limit, use --clear {_flag_text(self._limit)}"
+            self.fail(f"{exc.message.rstrip('.')}; {remedy}", param, ctx)
+
+
+def _flag_text(limit: QuotaLimit) -> str:
+    return limit.replace("_", "-")
 
 
 @click.group(cls=Group)
@@ -45,10 +70,8 @@ def _subject_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, help_text in reversed(_OPTIONS.items()):
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name.value, type=click.IntRange(min=0), help=help_text)(
-            command
-        )
+        flag = f"--{_flag_text(name)}"
+        command = click.option(flag, name.value, type=_Limit(name), help=help_text)(command)
     return command
 
 
@@ -68,9 +91,15 @@ def _show(session: CliSession, found: dict[str, Any]) -> None:
     limits, used = found["limits"], found["used"]
     output.table(
         ["quota", "limit", "used"],
-        [[name, limits[name], used.get(name)] for name in limits],
+        [[name, limits[name], _used(name, limits[name], used.get(name))] for name in limits],
         empty="no limit",
     )
+
+
+def _used(name: str, limit: int | None, used: int | None) -> object:
+    """Return what is used as the table shows it: stored messages are counted up to their limit."""
+    is_cut = name == QuotaLimit.STORED_MESSAGES and used is not None and used == limit
+    return f"{used} or more" if is_cut else used
 
 
 @quota.command()
@@ -88,7 +117,7 @@ def show(session: CliSession, /, *, organisation: str | None, room: str | None) 
 @_limit_options
 @click.option(
     "--clear",
-    type=click.Choice([name.replace("_", "-") for name in QuotaLimit]),
+    type=click.Choice([_flag_text(name) for name in QuotaLimit]),
     multiple=True,
     help="Remove this limit; repeat it for several.",
 )
@@ -102,7 +131,10 @@ def set_quotas(
     clear: tuple[str, ...],
     **limits: int | None,
 ) -> None:
-    """Set or remove limits of an organisation or a room; others stay as they are."""
+    """Set or remove limits of an organisation or a room; others stay as they are.
+
+    0 allows nothing; --clear removes a limit.
+    """
     body = patch_body(set_fields(**limits), clear)
     with session.client() as client:
         path = _path(client, organisation, room)

@@ -1,5 +1,6 @@
 """Test `rooms quota`: whose quotas, and what is sent."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,3 +55,27 @@ def test_whose_quotas_must_be_named(terminal: Terminal, asked: list[Seen]) -> No
     both = terminal.run("quota", "show", "--room", "a", "--organisation", "b")
     assert both.exit_code == 2
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "least"), [("messages-per-s", 1), ("payload-bytes", 1), ("expiration-ms", 1000)]
+)
+def test_a_limit_that_is_too_small_names_the_way_to_remove_it(
+    terminal: Terminal, asked: list[Seen], flag: str, least: int
+) -> None:
+    done = terminal.run("quota", "set", "--room", "orders", f"--{flag}", str(least - 1))
+    assert done.exit_code == 2
+    assert f"x>={least}" in done.stderr
+    assert f"use --clear {flag}" in done.stderr
+    assert asked == []
+
+
+def _answer(found: dict[str, Any], _: Seen) -> Answer:
+    return 200, found
+
+
+def test_stored_messages_at_their_limit_may_be_more(terminal: Terminal, fake: FakeRooms) -> None:
+    for used, shown in ((4, " 4"), (5, " 5 or more")):
+        found = {"limits": {"stored_messages": 5}, "used": {"stored_messages": used}}
+        fake.interfere = partial(_answer, found)
+        assert terminal.done("quota", "show").splitlines()[-1].rstrip().endswith(shown)
