@@ -148,6 +148,8 @@ _NAMES_BY_STATUS: Final = {
 # Litestar names it in its text only.
 _MISSING: Final = re.compile(r"Missing required query parameter '(?P<name>[^']+)'")
 _INTERNAL_ERROR: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "Something went wrong here")
+TITLES: Final = (*(title for *_, title in _PROBLEMS), _INTERNAL_ERROR[-1])
+"""The titles of all problems."""
 _encode: Final = msgspec.json.Encoder().encode
 
 

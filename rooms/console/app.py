@@ -60,6 +60,7 @@ from rooms.console.page import (
     provide_page,
     unsigned_page,
 )
+from rooms.console.problem_texts import translate
 from rooms.console.sessions import Sessions, is_portal_path
 from rooms.errors import RoomsError, UnauthenticatedError
 
@@ -231,7 +232,9 @@ def _show_problem(
     if page.is_fragment:
         return Response("", status_code=status)
     shown = {"title": "", "detail": "", "errors": [], **problem}
-    return page.render("error.html", http_status=status, error=shown, code=status)
+    return page.render(
+        "error.html", http_status=status, error=translate(shown, page.text), code=status
+    )
 
 
 def _show_api_problem(request: Request[Any, Any, Any], error: ApiProblemError) -> Response[Any]:

@@ -36,6 +36,7 @@ from rooms.console.formatting import (
     visible,
 )
 from rooms.console.labels import label_of, last_answer
+from rooms.console.problem_texts import translate
 from rooms.console.sessions import (
     Sessions,
     check_origin,
@@ -219,9 +220,11 @@ class Page:
         values = {
             **self._common(),
             "problem": None if refused is None else refused.problem,
-            "wrong": wrong_fields(refused),
+            "wrong": {name: self.text(one) for name, one in wrong_fields(refused).items()},
             **context,
         }
+        if values["problem"] is not None:
+            values["problem"] = translate(values["problem"], self.text)
         http_status = http_status if refused is None else refused.status
         found = self.parts.environment.get_template(template)
         if self.is_fragment:

@@ -19,6 +19,7 @@ from jinja2.ext import babel_extract
 from rooms.console.app import DONE
 from rooms.console.formatting import LANGUAGES, SOURCE_LANGUAGE
 from rooms.console.labels import LABELS
+from rooms.console.problem_texts import FIELD_LABELS, PROBLEM_TEXTS
 
 _FUNCTIONS: Final = ("_", "gettext", "ngettext")
 # By default the texts of a template that cannot be parsed are left out without a word.
@@ -49,6 +50,8 @@ def texts() -> Iterator[tuple[str, Text]]:
         yield "DONE", text
     for text in LABELS.values():
         yield "LABELS", text
+    for text in (*PROBLEM_TEXTS, *FIELD_LABELS.values()):
+        yield "PROBLEM_TEXTS", text
 
 
 def _texts_of_module(source: str) -> Iterator[str]:
