@@ -165,13 +165,13 @@ async def test_a_grant_to_publish_begins_and_ends(shared: Shared) -> None:
             await api.call("POST", f"/rooms/{room}/messages", "other-publish", json=body)
         ).status_code
 
-    assert await publish() == 404
+    assert await publish() == 403
     await shared.move(grant, "starts_at")
     await shared.run()
     assert await publish() == 202
     await shared.move(grant, "until")
     await shared.run()
-    assert await publish() == 404
+    assert await publish() == 403
     ((revoked,),) = await api.sql("SELECT revoked_at = until FROM grants WHERE id = %s", grant)
     assert revoked
 
