@@ -17,6 +17,7 @@ from rooms.db.catalog import sessions as records
 from rooms.domain.state_machine import Scope
 from tests.integration.rooms.api.conftest import make_key
 from tests.integration.rooms.console.browser import BASE, Browser
+from tests.integration.rooms.console.test_subscriptions import token
 
 PARAMETER: Final = re.compile(r"\{[a-z_]+(?::[a-z]+)?\}")
 HOSTILE: Final = "<script>alert(1)</script>\x1b[31m\u202e&\"'"
@@ -84,9 +85,9 @@ async def test_a_form_needs_the_token_of_its_session(browser: Browser) -> None:
     for path, _ in paths("POST"):
         if path == "/console/sign-in" or is_portal_path(path):
             continue
-        for token in ("", "x", "ü", foreign):
-            answer = await post(browser, path, SAME_SITE, form_token=token)
-            assert answer.status_code == 403, (path, token)
+        for sent in ("", "x", "ü", foreign):
+            answer = await post(browser, path, SAME_SITE, form_token=sent)
+            assert answer.status_code == 403, (path, sent)
 
 
 async def test_a_viewer_gets_403_on_every_action(browser: Browser) -> None:
@@ -163,8 +164,9 @@ async def test_signing_in_with_a_key_may_do_what_the_key_may(browser: Browser) -
     assert refused.status == 401
     await browser.submit(refused, "/console/sign-in", key=browser.api.keys["operate"])
     assert "operate" in (await browser.get("/console")).text
-    form = await browser.get("/console/rooms/new")
-    assert (await browser.submit(form, "/console/rooms", name="x")).status == 403
+    assert (await browser.get("/console/rooms/new")).status == 403
+    fields = {**await token(browser), "name": "x"}
+    assert (await browser.post("/console/rooms", fields)).status == 403
 
 
 async def test_signing_out_ends_the_session_for_good(browser: Browser) -> None:
