@@ -24,8 +24,11 @@ _WINDOW_S: Final = 0.05
 """Time over which waiting is measured."""
 _SHORT_SHARE: Final = 0.3
 """Processors are short if a thread waits for so much of the time in which it could run."""
-_SHORT_S: Final = 0.5
-"""They count as short for so long after the last window in which they were."""
+_SHORT_S: Final = 5.0
+"""They count as short for so long after the last window in which they were.
+
+Rests make them less short, and without rests they would be so again for a window at least.
+"""
 
 
 class BurstPacer:

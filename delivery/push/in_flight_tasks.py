@@ -14,10 +14,10 @@ from rooms.domain.task_queue import TaskQueue
 
 FIRST_RETRY_S: Final = 1.0
 """A version claimed by another worker is tried after 1, 2, 4, … s, or when that claim ends."""
-LOCKED_RETRY_S: Final = 0.005
+LOCKED_RETRY_S: Final = 0.0025
 """The wait before a locked version is tried again; it doubles up to `MAX_LOCKED_RETRY_S`.
 
-A relay that marks it as sent commits within some milliseconds.
+A relay that marks it as sent commits within a few milliseconds.
 """
 MAX_LOCKED_RETRY_S: Final = 0.02
 

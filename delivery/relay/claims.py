@@ -2,8 +2,8 @@
 
 A backlogged organisation takes turns with the other ones (`delivery.brokers.claim_order`). Its
 claims run beside those for all others, in smaller batches, and what it has beyond the share of
-others goes behind. While processors are short and others have work, its claims are smaller still,
-and rest after each.
+others goes behind. While others have work, its claims are smaller still; while processors are
+short, too, they rest after each.
 """
 
 import math
@@ -26,7 +26,10 @@ EARLY_SCAN_S: Final = 0.25
 BACKLOG_BATCH: Final = 200
 """A claim in turn takes at most so many rows: those of others wait for it."""
 PACED_BACKLOG_BATCH: Final = 25
-"""The same while bulk work rests for others."""
+"""The same while others have work.
+
+A larger claim would delay them before it is known that processors are short.
+"""
 BACKLOG_REST: Final = 4.0
 """The rest after a claim in turn then, as a multiple of the time that it took.
 
@@ -95,7 +98,7 @@ class RelayClaims:
     @property
     def backlog_batch(self) -> int:
         """Return how many rows a claim in turn takes."""
-        return PACED_BACKLOG_BATCH if self._pacer.is_pacing else BACKLOG_BATCH
+        return PACED_BACKLOG_BATCH if self._pacer.has_several_organisations else BACKLOG_BATCH
 
     def rest_s(self, took_s: float) -> float:
         """Return how long claims in turn rest, after one that took so long with handing it on."""

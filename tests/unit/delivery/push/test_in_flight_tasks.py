@@ -57,12 +57,12 @@ def test_a_locked_version_is_tried_again_in_a_moment() -> None:
     in_flight, task = InFlightTasks(), task_of(1)
     in_flight.add([task])
     now, pauses = 0.0, []
-    for _ in range(4):
+    for _ in range(5):
         assert in_flight.next_to_claim(now, LIMIT) == [task]
         in_flight.on_unavailable(version_of(task), now, -5.0, None)
         pauses.append(in_flight.next_claim_in_s(now, 1.0))
         now += pauses[-1]
-    assert pauses == pytest.approx([LOCKED_RETRY_S * factor for factor in (1, 2, 4, 4)])
+    assert pauses == pytest.approx([LOCKED_RETRY_S * factor for factor in (1, 2, 4, 8, 8)])
     assert pauses[-1] == pytest.approx(MAX_LOCKED_RETRY_S)
 
 

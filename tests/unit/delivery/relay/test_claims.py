@@ -243,10 +243,15 @@ async def test_a_wake_up_does_not_wait_for_a_scan_of_the_whole_outbox_in_a_backl
 
 
 @pytest.mark.parametrize(
-    ("waits", "others", "paced"), [(True, 1, True), (False, 1, False), (True, 0, False)]
+    ("waits", "others", "batch", "rest"),
+    [
+        (True, 1, PACED_BACKLOG_BATCH, BACKLOG_REST),
+        (False, 1, PACED_BACKLOG_BATCH, 0.0),
+        (True, 0, BACKLOG_BATCH, 0.0),
+    ],
 )
-async def test_a_backlog_rests_beside_others_while_processors_are_short(
-    *, waits: bool, others: int, paced: bool
+async def test_claims_of_a_backlog_are_small_beside_others_and_rest_while_processors_are_short(
+    *, waits: bool, others: int, batch: int, rest: float
 ) -> None:
     """An organisation does not count as others, in how many rooms its subscriptions may be."""
     outbox = Outbox(ManualClock())
@@ -259,8 +264,8 @@ async def test_a_backlog_rests_beside_others_while_processors_are_short(
         await claims.claim(LIMIT)
         await claim_in_turn(claims)
         outbox.clock.now_s += 0.1
-    assert claims.backlog_batch == (PACED_BACKLOG_BATCH if paced else BACKLOG_BATCH)
-    assert claims.rest_s(0.01) == (pytest.approx(BACKLOG_REST * 0.01) if paced else 0)
+    assert claims.backlog_batch == batch
+    assert claims.rest_s(0.01) == pytest.approx(rest * 0.01)
 
 
 async def test_a_backlog_rests_also_if_one_of_its_turns_took_what_others_have() -> None:
