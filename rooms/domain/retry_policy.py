@@ -21,6 +21,7 @@ class RetryPolicy:
     terminal_statuses: frozenset[int] = frozenset()
     ignorable_statuses: frozenset[int] = frozenset()
     version: int = 1
+    """The version of the subscription's settings, which the log names beside each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

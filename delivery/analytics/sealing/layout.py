@@ -50,7 +50,7 @@ SEGMENT_COLUMNS: Final = (
     _column("event_version", "int", "of the message"),
     _column("fanout", "int", "deliveries that the transaction made; on published and replayed"),
     _column("payload_bytes", "int", "size of the payload; on published"),
-    _column("policy_version", "int", "of the subscription that decided; its circuit counts"),
+    _column("policy_version", "int", "settings of the subscription that decided"),
     _column("delay_ms", "bigint", "wait before the step"),
     _column("latency_ms", "float", "duration of an attempt"),
     _column("worker", "int", "writer id of the worker that attempted"),

@@ -1,8 +1,8 @@
 """Store subscriptions.
 
 `version` counts up with every change, and workers reload by it. `lane_changes` counts those of them
-that changed only its lane (its circuit, its failures). Callers see the difference: what the
-subscription is, and nothing that its endpoint does.
+that changed only its lane (its circuit, its failures). Callers and the log see the difference: what
+the subscription is, and nothing that its endpoint does.
 
 An operational subscription is an ordinary one that wants no event type. Each organisation has at
 most one in a room. That of a room's `operational_url` belongs to the room. Its messages are made of

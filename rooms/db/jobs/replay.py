@@ -108,7 +108,7 @@ UNION ALL SELECT 0, NULL, NULL, NULL
 # organisation's subscription may not know of yet is delivered and not counted: its filter matched.
 _INSERT_TEMPLATE: Final = """
 WITH {open_job}, s AS MATERIALIZED (
-    SELECT u.type, u.version AS policy, u.message_expiration_ms * interval '1 ms' AS own_life,
+    SELECT u.type, u.version - u.lane_changes AS policy, u.message_expiration_ms * interval '1 ms' AS own_life,
         least({room_lifetime_ms}, u.message_expiration_ms) * interval '1 ms' AS life,
         u.organisation_id <> r.organisation_id AS guest, CASE WHEN u.status = 'suspended' THEN u.status_since END AS held_since
     FROM subscriptions u, rooms r WHERE u.room_id = %(room)s::int4 AND u.id = %(subscription)s::uuid AND u.status NOT IN ('deleted', 'rejected', 'terminated')

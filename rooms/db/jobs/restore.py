@@ -47,7 +47,7 @@ WITH {open_job}, page AS MATERIALIZED (
 ), r AS MATERIALIZED (
     SELECT {room_lifetime_ms} AS lifetime_ms FROM rooms r WHERE r.id = %(room)s::int4 AND NOT r.deleting
 ), seen AS MATERIALIZED (
-    SELECT p.*, u.type, u.version AS policy, u.message_expiration_ms AS own_life_ms, m.priority, m.event_type, m.event_version, m.correlation_id, m.published_at,
+    SELECT p.*, u.type, u.version - u.lane_changes AS policy, u.message_expiration_ms AS own_life_ms, m.priority, m.event_type, m.event_version, m.correlation_id, m.published_at,
         greatest(m.due_at, now()) AS first_due, o.id IS NOT NULL AS in_outbox, o.kind, o.claimed_until,
         o.claimed_until > now() AS claimed, coalesce(o.delay_ms, h.delay_ms, 0) AS delay_ms, h.id IS NOT NULL AS in_held,
         coalesce(o.due_at, p.due_at, now()) AS due

@@ -43,7 +43,7 @@ WITH {OPEN_JOB}, page AS MATERIALIZED (
     WHERE o.room_id = %(room)s::int4 AND o.id > %(after)s::uuid AND o.id < %(until)s::uuid AND (SELECT one FROM open_job) = 1
     ORDER BY o.id LIMIT %(read)s::int4
 ), s AS MATERIALIZED (
-    SELECT u.type, u.version AS policy FROM subscriptions u CROSS JOIN rooms r
+    SELECT u.type, u.version - u.lane_changes AS policy FROM subscriptions u CROSS JOIN rooms r
     WHERE u.room_id = %(room)s::int4 AND u.id = %(subscription)s::uuid AND u.status || '' = '{
     SubscriptionStatus.ACTIVE
 }'

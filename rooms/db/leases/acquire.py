@@ -90,7 +90,7 @@ it in binary.
 # what the planner takes for one row. Minus signs, "IS NOT DISTINCT FROM" and "IS TRUE" keep it from
 # every index but the intended one.
 ACCESS: Final = """
-    SELECT e.*, r.owner AS room_owner, s.max_receives, s.version AS policy, coalesce(s.ordered, r.ordered) AS ordered,
+    SELECT e.*, r.owner AS room_owner, s.max_receives, s.version - s.lane_changes AS policy, coalesce(s.ordered, r.ordered) AS ordered,
         CASE WHEN r.here IS NULL OR s.ours IS NOT TRUE OR s.status = 'deleted' THEN 0
         WHEN s.type <> 'PULL' THEN 1 WHEN s.native_password IS NOT NULL THEN 4 WHEN s.status <> 'active' THEN 2 ELSE 3 END AS standing
     FROM ({entries}) e LEFT JOIN LATERAL (

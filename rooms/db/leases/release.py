@@ -47,7 +47,7 @@ _REQUESTED_LEASES: Final = LIVE_LEASES.format(
 _RELEASE_CTES: Final = f"""
 , n AS MATERIALIZED (
     SELECT p.k, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.attempt, d.expires_at,
-        s.version AS policy, m.priority, m.event_type, m.event_version, m.correlation_id,
+        s.version - s.lane_changes AS policy, m.priority, m.event_type, m.event_version, m.correlation_id,
         CASE WHEN d.expires_at <= now() THEN 'expired'
             WHEN m.id IS NULL THEN 'sidelined'
             WHEN s.max_receives <= d.attempt + 1 AND %(receives)s::int4 > 0 THEN 'sidelined'

@@ -118,7 +118,7 @@ WITH pace AS (
     DELETE FROM operational_overflow t USING c WHERE t.room_id = %(room)s::int4 AND t.event = %(event)s::text
         AND t.organisation_id = c.organisation_id AND t.slot = c.slot AND t.total <= c.total
 ), notice AS MATERIALIZED (
-    SELECT o.room_id, v.message_id, v.id, o.id AS subscription_id, o.type, o.version, {EXPIRES_AT} AS expires_at,
+    SELECT o.room_id, v.message_id, v.id, o.id AS subscription_id, o.type, o.version - o.lane_changes AS policy, {EXPIRES_AT} AS expires_at,
         %(event)s::text AS event, v.payload
     FROM unnest(%(messages)s::uuid[], %(deliveries)s::uuid[], %(recipients)s::uuid[], %(payloads)s::bytea[])
             AS v (message_id, id, subscription_id, payload) CROSS JOIN LATERAL (

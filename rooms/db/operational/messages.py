@@ -34,12 +34,12 @@ MESSAGE_CTES: Final = f""", message AS (
         SELECT room_id, message_id, '{LogKind.PUBLISHED}', NULL::uuid, NULL::uuid, NULL::int4, NULL::int4, 1, 1,
             octet_length(payload), NULL::int4, message_id::text, event FROM notice
         UNION ALL
-        SELECT room_id, message_id, '{LogKind.ENQUEUED}', subscription_id, id, 0, 0, 1, NULL, NULL, version, message_id::text,
+        SELECT room_id, message_id, '{LogKind.ENQUEUED}', subscription_id, id, 0, 0, 1, NULL, NULL, policy, message_id::text,
             event FROM notice
     ) x RETURNING 1
 )"""  # noqa: S608 - constants of this package
 """Publish the rows of `notice` to one subscription each, in a statement of `LogWriter.run`.
 
-They are (room_id, message_id, id, subscription_id, type, version, expires_at, event, payload). The
+They are (room_id, message_id, id, subscription_id, type, policy, expires_at, event, payload). The
 statement returns the number of rows of `log` first.
 """

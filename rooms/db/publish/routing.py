@@ -28,7 +28,7 @@ _PAGE: Final = 5000
 _FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
 _SUBSCRIPTIONS: Final = """
     SELECT coalesce(json_agg(json_build_object(
-            'id', s.id, 'organisation_id', s.organisation_id, 'type', s.type, 'version', s.version, 'event_types', s.event_types, 'filter', s.filter,
+            'id', s.id, 'organisation_id', s.organisation_id, 'type', s.type, 'version', s.version - s.lane_changes, 'event_types', s.event_types, 'filter', s.filter,
             'ordered', coalesce(s.ordered, r.ordered), 'expiration_ms', s.message_expiration_ms)
             ORDER BY s.id), '[]')::text
         FROM (SELECT * FROM subscriptions s WHERE s.room_id = r.id AND s.id > :after

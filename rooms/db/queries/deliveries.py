@@ -253,7 +253,7 @@ _TAKES: Final = f"""(s.event_types IS NULL OR {
 # renews it. What was kept from another organisation's subscription must not reach it by this.
 _REDELIVER: Final = f"""
 WITH t AS MATERIALIZED (
-    SELECT *, CASE WHEN refused IS NULL THEN possible END AS next FROM (SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, s.type, s.version AS policy,
+    SELECT *, CASE WHEN refused IS NULL THEN possible END AS next FROM (SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, s.type, s.version - s.lane_changes AS policy,
         m.priority, m.event_type, m.event_version, m.correlation_id,
         CASE WHEN d.state = 'sidelined' THEN d.expires_at
             ELSE now() + least({ROOM_LIFETIME_MS}, s.message_expiration_ms) * interval '1 ms' END AS expires_at,

@@ -18,7 +18,7 @@ from rooms.domain.throttle import NO_LIMITS, THROTTLE_SETTINGS, ThrottlePolicy, 
 
 _LOAD: Final = """
 SELECT s.room_id, s.id::text AS id, s.organisation_id::text AS organisation_id, r.organisation_id::text AS room_owner_id, s.push_url, s.headers, s.sealed_headers, s.terminal_statuses, s.ignorable_statuses,
-    s.cloud_events, s.event_item, s.status, s.status_reason, s.status_since, s.updated_at, s.version, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
+    s.cloud_events, s.event_item, s.status, s.status_reason, s.status_since, s.updated_at, s.version, s.lane_changes, s.secret, coalesce(s.ordered, r.ordered) AS ordered,
     CASE WHEN s.previous_secret_until > now() THEN s.previous_secret END AS previous_secret,
     coalesce(s.delivery_delay_ms, r.delivery_delay_ms) AS delay_ms,
     coalesce(s.delivery_delay_multiplier, r.delivery_delay_multiplier) AS multiplier,
@@ -137,7 +137,7 @@ async def load_endpoints(
                 jitter=row["jitter"],
                 terminal_statuses=frozenset(row["terminal_statuses"]),
                 ignorable_statuses=frozenset(row["ignorable_statuses"]),
-                version=row["version"],
+                version=row["version"] - row["lane_changes"],
             ),
             ordered=row["ordered"],
             throttle=(lane := _throttle_policy(row)),

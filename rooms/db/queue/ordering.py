@@ -87,7 +87,8 @@ _RELEASE_NEXT_CTES: Final = """, turn_spared AS MATERIALIZED (
 ), turn_drained AS (
     UPDATE held h SET reason = t.reason FROM turn t WHERE h.room_id = ANY (ARRAY[t.room_id]) AND h.id = t.id AND t.state = 'held'
 ), turn_sent AS (
-    SELECT t.*, coalesce(m.priority, 0) AS priority, m.event_type, m.event_version, m.correlation_id, s.type, s.version
+    SELECT t.*, coalesce(m.priority, 0) AS priority, m.event_type, m.event_version, m.correlation_id, s.type,
+        s.version - s.lane_changes AS policy
     FROM turn t LEFT JOIN LATERAL (
         SELECT * FROM messages m WHERE m.room_id = t.room_id AND m.id = t.message_id LIMIT 1
     ) m ON true CROSS JOIN LATERAL (
@@ -101,7 +102,7 @@ _RELEASE_NEXT_CTES: Final = """, turn_spared AS MATERIALIZED (
     INSERT INTO log_entries (writer_id, writer_seq, room_id, message_id, kind, subscription_id, delivery_id, generation,
         attempt, event_type, event_version, correlation_id, policy_version, detail)
     SELECT {writer}, {seq} - 1 + {logged} + row_number() OVER (), room_id, message_id, '{released}', subscription_id, id,
-        generation, attempt, event_type, event_version, correlation_id, version, '{reason}' FROM turn_sent
+        generation, attempt, event_type, event_version, correlation_id, policy, '{reason}' FROM turn_sent
     RETURNING 1
 )"""
 _MODE_PARAMETERS: Final = ("%(push)s::int2", "%(pull)s::int2", "%(lookahead)s::int8")

@@ -56,7 +56,7 @@ WITH durable AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true
         correlation_id, published_ms, expires_ms, headers, payload, ordering_key, sequence, business_key, n
     )
 ), known AS MATERIALIZED (
-    SELECT v.*, s.version AS policy, timestamptz 'epoch' + v.expires_ms * interval '1 ms' AS expires_at
+    SELECT v.*, s.version - s.lane_changes AS policy, timestamptz 'epoch' + v.expires_ms * interval '1 ms' AS expires_at
     FROM v CROSS JOIN LATERAL (
         SELECT * FROM subscriptions s WHERE s.room_id = v.room_id AND s.id = v.subscription_id LIMIT 1
     ) s CROSS JOIN LATERAL (SELECT * FROM rooms r WHERE r.id = v.room_id LIMIT 1) r

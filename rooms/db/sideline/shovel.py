@@ -96,7 +96,7 @@ SELECT 0, count(*) FROM progress
 # often stays.
 _SHOVEL: Final = f"""{_INPUT_ROWS}, t AS MATERIALIZED (
     SELECT s.n, s.shard, s.pointer, d.room_id, d.id, d.message_id, d.subscription_id, d.generation, d.expires_at,
-        u.type, u.version AS policy, m.priority, m.event_type, m.event_version, m.correlation_id,
+        u.type, u.version - u.lane_changes AS policy, m.priority, m.event_type, m.event_version, m.correlation_id,
         CASE WHEN d.expires_at <= now() THEN '{State.EXPIRED}' WHEN d.shovels >= %(most)s::int4 THEN NULL
             ELSE '{State.QUEUED}' END::delivery_state AS next
     FROM s {JOIN_DELIVERY} CROSS JOIN LATERAL (

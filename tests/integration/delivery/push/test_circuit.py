@@ -14,11 +14,12 @@ from delivery.push.endpoint_state import EndpointSignal
 from rooms.clock import SystemClock
 from rooms.db.connection import connect
 from rooms.db.notify import Channel
+from rooms.db.queries.deliveries import redeliver
 from rooms.db.queue.holds import HeldGroup, Holds
 from rooms.db.writer import LogWriter
 from rooms.domain.attempt import AttemptResult
 from rooms.domain.delivery_task import DeliveryTask
-from rooms.domain.ids import SubscriptionId
+from rooms.domain.ids import DeliveryId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import Reason, State
 from rooms.domain.work_location import BrokerMode
@@ -268,6 +269,25 @@ async def test_an_endpoint_slower_than_the_period_of_probes_closes_its_circuit(
         for _ in range(10):
             may_answer.release()
         await is_state(installation, State.DELIVERED, 7)
+
+
+async def test_to_the_log_a_circuit_is_no_change_of_settings(
+    installation: Installation, sender: ScriptedSender
+) -> None:
+    """An analysis would name it as a change before what failed."""
+    subscription = await installation.subscribe(
+        circuit_failures=2, circuit_open_ms=300, delivery_attempts=100, delivery_delay_ms=1
+    )
+    async with working(installation, sender):
+        await open_circuit(installation, sender, subscription)
+        await is_state(installation, State.DELIVERED, 2)
+        delivery = await installation.value("SELECT min(id::text) FROM deliveries")
+        async with LogWriter(installation.url, kind="api") as writer:
+            await redeliver(writer, installation.organisation, DeliveryId(delivery))
+    assert (await installation.endpoint_record(subscription)).version > 1
+    # 0: none of them decided.
+    logged = "SELECT DISTINCT policy_version AS settings FROM delivery_log WHERE policy_version > 0"
+    assert await installation.rows(logged) == [{"settings": 1}]
 
 
 async def test_what_was_held_is_drained_at_its_rate(
