@@ -147,7 +147,10 @@ class BrokerIntakeConsumer:
         In a backlog, that is only until something comes that is not behind it. A task that is not,
         and that was locked, is tried again in time.
         """
-        if not 1 < len(claimed) < _CLAIM_BATCH or self._in_flight.has_received:
+        if len(claimed) >= _CLAIM_BATCH or self._in_flight.has_received:
+            return
+        # The broker may hand out a backlog one by one, and a claim for each would cost others more.
+        if len(claimed) == 1 and not claimed[0].behind:
             return
         rate_per_s = len(claimed) / elapsed_s
         linger_s = min(_MAX_LINGER_S, rate_per_s * _LINGER_S_AT_1000 / 1000)

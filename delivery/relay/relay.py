@@ -26,6 +26,11 @@ LINGER_S_AT_1000: Final = 0.01
 MAX_LINGER_S: Final = 0.03
 MIN_PAUSE_S: Final = 0.01
 """The pause after a claim that leaves nothing of a backlog, for which no wake-up comes."""
+SCAN_PAUSE_S: Final = 0.025
+"""The pause in a backlog after a claim that left nothing, if no wake-up ends it.
+
+The next claim may scan the whole outbox, and what the last one took needs the processors more.
+"""
 CLAIM_TTL_S: Final = 30.0
 """The time for which a frozen relay keeps its claims."""
 BATCH: Final = 200
@@ -148,6 +153,8 @@ class Relay:
             await claimed.put(batch)
             if batch.row_count < limit:
                 await asyncio.sleep(linger_s(batch.row_count, begun_s - last_s))
+                if self._claims.has_backlog:
+                    await self._sleep(SCAN_PAUSE_S)
             last_s = begun_s
         await claimed.put(None)
 

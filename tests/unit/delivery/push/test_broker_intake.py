@@ -28,12 +28,14 @@ def make_consumer(pacer: BurstPacer | None = None) -> BrokerIntakeConsumer:
     )
 
 
+@pytest.mark.parametrize("count", [1, 3])
 async def test_a_pause_in_a_backlog_ends_when_a_task_of_others_comes(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
+    """Also if the broker hands out the backlog one by one, each too late for the last claim."""
     monkeypatch.setattr(broker_intake, "_MAX_LINGER_S", 3600.0)
     consumer = make_consumer()
-    backlog = [replace(task_of(number), behind=True) for number in range(3)]
+    backlog = [replace(task_of(number), behind=True) for number in range(count)]
     pausing = asyncio.create_task(consumer._linger(backlog, 1e-9))
     await asyncio.sleep(0)
     consumer._in_flight.add([replace(task_of(4), behind=True)])
@@ -56,6 +58,11 @@ async def test_without_a_backlog_a_pause_collects_what_comes(
         await asyncio.sleep(0)
     assert not pausing.done()
     pausing.cancel()
+
+
+async def test_no_pause_after_a_task_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_intake, "_MAX_LINGER_S", 3600.0)
+    await asyncio.wait_for(make_consumer()._linger([task_of(1)], 1e-9), 60)
 
 
 @pytest.mark.parametrize("behind", [True, False])

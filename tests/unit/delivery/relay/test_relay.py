@@ -3,6 +3,9 @@
 import asyncio
 from typing import cast
 
+import pytest
+
+from delivery.relay import relay as relay_module
 from delivery.relay.relay import Relay
 from rooms.db.queue.relay import RelayBatch, RelayOutbox
 from rooms.metrics import Metrics
@@ -55,6 +58,33 @@ async def test_a_batch_of_a_backlog_that_is_not_sent_yet_holds_up_no_claim_of_ot
     for ended in (others, backlog):
         assert await asyncio.wait_for(ended.get(), 60) is None
     await asyncio.wait_for(asyncio.gather(*running), 60)
+
+
+async def test_a_scan_in_a_backlog_leaves_processors_to_what_was_claimed_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "SCAN_PAUSE_S", 3600.0)
+    outbox = Outbox(ManualClock())
+    relay = make_relay(outbox)
+    outbox.add("large", 1000)
+    await relay._claims.claim(LIMIT)
+    claimed = asyncio.Queue[RelayBatch | None](1)
+    running = asyncio.create_task(relay._claim_until_stopped(claimed))
+    scans = []
+    for _ in range(2):
+        outbox.add("small", 1)
+        relay.wake()
+        batch = await asyncio.wait_for(claimed.get(), 60)
+        assert batch is not None
+        assert [task.subscription_id for task in batch.tasks] == ["small"]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        scans.append(len(outbox.scans))
+    assert scans == [2, 3], "no claim but those of a wake-up"
+    relay._stopping = True
+    relay.wake()
+    assert await asyncio.wait_for(claimed.get(), 60) is None
+    await asyncio.wait_for(running, 60)
 
 
 async def test_a_pause_of_the_claims_of_a_backlog_takes_no_wake_up_of_the_others() -> None:
