@@ -30,7 +30,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from rooms.db.queue.claims import ClaimedBatch
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.ids import OrganisationId, SubscriptionId
-from rooms.domain.watermarks import DueWatermarks, Watermarks
+from rooms.domain.watermarks import NO_WATERMARKS, DueWatermarks, Watermarks
 
 START_SLACK_US: Final = 50_000
 """The time for which a transaction may run, its due times fixed, before it gets its number."""
@@ -114,6 +114,11 @@ class ClaimWatermarks(Generic[ClaimT]):
         """Scan the whole queue next."""
         self.marks.reset()
         self.excluded_bounds.clear()
+
+    @property
+    def is_at_start(self) -> bool:
+        """Return whether the next claim passes over the whole queue."""
+        return self.marks.bounds == NO_WATERMARKS
 
     def lower_bounds(self, excluded: frozenset[str]) -> DueWatermarks:
         """Return the due times at which the next claim starts, which skips `excluded`."""

@@ -22,6 +22,7 @@ from delivery.brokers.claim_order import (
     CommittedUntil,
 )
 from delivery.brokers.credit_shares import CreditShares
+from delivery.brokers.skipped_organisations import SkippedOrganisations
 from rooms.batching import AdaptiveLinger
 from rooms.burst_pacing import BurstPacer
 from rooms.db.notify import Channel, Notifier
@@ -92,6 +93,7 @@ class PostgresConsumer:
         self._poll_s = poll_s
         self._writer = LogWriter(url, kind="worker", durable=False, isolated=False)
         self._outbox = Outbox(self._writer)
+        self._skipped = SkippedOrganisations(self._outbox.have_many_subscriptions)
         self._wake = asyncio.Event()
         self._signals = Notifier(url, listeners={Channel.PUSH: lambda _names: self._wake.set()})
         self._excluded: frozenset[SubscriptionId] = frozenset()
@@ -218,16 +220,22 @@ class PostgresConsumer:
                 limit = min(limit, _PACED_BATCH)
         excluded = self._excluded
         resting = resting.difference(turn.excluded)
+        skipped = [*turn.excluded, *resting]
+        watermarks_us = turn.watermarks.lower_bounds(excluded | resting)
+        looks_up_owners = await self._skipped.are_looked_up(
+            skipped, now, is_full_scan=turn.watermarks.is_at_start
+        )
         claim = await self._outbox.claim(
             limit=limit,
             claim_s=self._claim_s,
             deadline=now + self._claim_s,
             now_ms=time.time_ns() // 1_000_000,
-            watermarks_us=turn.watermarks.lower_bounds(excluded | resting),
+            watermarks_us=watermarks_us,
             dead_workers=self._dead_workers,
             excluded=excluded.union(turn.excluded_subscriptions),
-            excluded_organisations=[*turn.excluded, *resting],
+            excluded_organisations=skipped,
             ended=turn.ended,
+            looks_up_owners=looks_up_owners,
         )
         if claim.row_count >= _MIN_BATCH:
             took_s = max(0.001, time.monotonic() - now)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from delivery.brokers.claim_order import COMMIT_SLACK_US, ClaimTurn, ClaimTurns, ClaimWatermarks
+from delivery.brokers.skipped_organisations import SkippedOrganisations
 from rooms.burst_pacing import BurstPacer
 from rooms.db.queue.relay import RelayBatch, RelayOutbox
 from rooms.domain.ids import OrganisationId, RoomId
@@ -74,6 +75,7 @@ class RelayClaims:
         skipped it.
         """
         self._outgoing = outgoing
+        self._skipped = SkippedOrganisations(outgoing.have_many_subscriptions)
         self._clock = clock
         self._claim_s = claim_s
         self._poll_s = poll_s
@@ -125,6 +127,9 @@ class RelayClaims:
         full_scan = turn is None and self._scans_all_now(begun_s, is_woken=is_woken)
         if turn is None:
             turn = self._turns.scan_all() if full_scan else self._turns.next_of_others()
+        looks_up_owners = await self._skipped.are_looked_up(
+            turn.excluded, begun_s, is_full_scan=turn.watermarks.is_at_start
+        )
         if full_scan:
             self._next_full_scan_s = math.inf  # until another one is wanted, or this one has ended
         batch = await self._outgoing.claim(
@@ -136,6 +141,7 @@ class RelayClaims:
             excluded_organisations=turn.excluded,
             excluded_subscriptions=turn.excluded_subscriptions,
             ended=turn.ended,
+            looks_up_owners=looks_up_owners,
             with_owners=turn.organisation is not None,
         )
         self._record(turn, batch, exhausted=batch.left_nothing_due(limit))

@@ -1,7 +1,7 @@
 """A model of the outbox for the claims of a relay."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +30,17 @@ class Outbox:
     at_us: int = T0
     claim_takes_s: float = 0.0
     scans: list[tuple[int, ...]] = field(default_factory=list)
+    looked_up: list[bool] = field(default_factory=list)
+    """Of each claim that skipped organisations, whether it looked up the owners of rows."""
+    have_many: bool = False
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     """A claim that is under way ends once this is set."""
 
     def __post_init__(self) -> None:
         self.may_end.set()
+
+    async def have_many_subscriptions(self, _: Collection[OrganisationId]) -> bool:
+        return self.have_many
 
     async def dead_relays(self) -> list[int]:
         return []
@@ -46,9 +52,12 @@ class Outbox:
         watermarks_us: Sequence[int],
         excluded_organisations: Sequence[OrganisationId],
         excluded_subscriptions: Sequence[SubscriptionId],
+        looks_up_owners: bool,
         **_: Any,
     ) -> RelayBatch:
         self.scans.append(tuple(watermarks_us))
+        if excluded_organisations:
+            self.looked_up.append(looks_up_owners)
         due = [
             row
             for row in sorted(self.rows)

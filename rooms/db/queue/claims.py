@@ -11,7 +11,7 @@ they expired. The count outlasts a hold, and ends with the next outcome of an at
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -95,6 +95,22 @@ OF_OTHERS_AND_NOT_ENDED: Final = f"""
             AND subscription_id NOT IN ({_OF_ORGANISATIONS}
                 UNION ALL SELECT unnest(%(ended)s::uuid[]))"""
 """The same, without further subscriptions."""
+OF_OTHERS_BY_KEY: Final = """
+            AND subscription_id NOT IN (SELECT unnest(%(ended)s::uuid[]))
+            AND NOT EXISTS (SELECT FROM (
+                SELECT s.organisation_id, s.status FROM subscriptions s
+                WHERE s.room_id = outbox.room_id AND s.id = outbox.subscription_id LIMIT 1
+            ) s WHERE s.organisation_id = ANY (%(organisations)s::uuid[]) AND s.status <> 'deleted' OFFSET 0)"""
+"""The same, by the owner of each row that the claim reads.
+
+To look up an owner takes longer than to find a subscription in the hash, but there is none to make.
+So this is for claims that read few rows, and skip more than `MANY_SUBSCRIPTIONS`.
+"""
+MANY_SUBSCRIPTIONS: Final = 5_000
+"""So many are hashed by each claim that skips the organisations."""
+_HAVE_MANY_SUBSCRIPTIONS: Final = f"""
+SELECT 0, count(*) > %(most)s::int8 FROM ({_OF_ORGANISATIONS} LIMIT %(most)s::int8 + 1) s
+"""  # noqa: S608 - constants of this package
 LARGEST_ORGANISATION: Final = """(
         SELECT s.organisation_id::text FROM (SELECT room_id, subscription_id, count(*) AS n FROM {} GROUP BY 1, 2) c
         CROSS JOIN LATERAL (
@@ -104,6 +120,9 @@ LARGEST_ORGANISATION: Final = """(
 _CLAIM: Final = _CLAIM_TEMPLATE.format(identity=PROPERTIES, others="")
 _CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(
     identity=PROPERTIES, others=OF_OTHERS_AND_NOT_ENDED
+)
+_CLAIM_OF_OTHERS_BY_KEY: Final = _CLAIM_TEMPLATE.format(
+    identity=PROPERTIES, others=OF_OTHERS_BY_KEY
 )
 
 _LOAD_MESSAGES: Final = f"""
@@ -190,6 +209,17 @@ def count_by_organisation(
     return Counter(owners[task.subscription_id] for task in tasks if task.subscription_id in owners)
 
 
+async def have_many_subscriptions(
+    writer: LogWriter, organisations: Collection[OrganisationId]
+) -> bool:
+    """Return whether these have more than `MANY_SUBSCRIPTIONS` together.
+
+    Errors: those of `LogWriter.run`.
+    """
+    parameters = {"organisations": literal_array(organisations), "most": MANY_SUBSCRIPTIONS}
+    return bool((await writer.run(_HAVE_MANY_SUBSCRIPTIONS, parameters))[0][0])
+
+
 class Outbox:
     """Use the outbox through one writer.
 
@@ -211,6 +241,7 @@ class Outbox:
         excluded: frozenset[SubscriptionId],
         excluded_organisations: Sequence[OrganisationId] = (),
         ended: Sequence[SubscriptionId] = (),
+        looks_up_owners: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> ClaimedBatch:
         """Claim up to `limit` due PUSH copies for `claim_s` seconds.
@@ -218,7 +249,8 @@ class Outbox:
         `watermarks_us`: for each priority from 9 down to 0 the due time (epoch microseconds) below
         which the scan need not begin; `dead_workers`: workers whose claims do not count;
         `excluded`, `excluded_organisations`: subscriptions to skip, and the owners of further ones;
-        `ended`: deleted ones of these organisations;
+        `ended`: deleted ones of these organisations; `looks_up_owners`: the organisations have many
+        subscriptions, and the claim begins beyond most rows of them;
         `deadline`: set on the copies; `now_ms`: this process's time of day, around which messages
         are found at once; `monotonic`: the clock on which their expiry is computed.
         """
@@ -230,8 +262,9 @@ class Outbox:
             if excluded_organisations
             else {}
         )
+        of_others = _CLAIM_OF_OTHERS_BY_KEY if looks_up_owners else _CLAIM_OF_OTHERS
         rows = await self._writer.run_whole(
-            _CLAIM_OF_OTHERS if others else _CLAIM,
+            of_others if others else _CLAIM,
             {
                 **others,
                 "low": literal_array(watermarks_us),
@@ -413,6 +446,10 @@ class Outbox:
         """
         rows = await self._writer.run(_NEXT_DUE, {"after": after_us})
         return float(rows[0][0]) if rows else None
+
+    async def have_many_subscriptions(self, organisations: Collection[OrganisationId]) -> bool:
+        """Return whether these have more than `MANY_SUBSCRIPTIONS` together."""
+        return await have_many_subscriptions(self._writer, organisations)
 
     async def has_several_organisations(self) -> bool:
         """Return whether the installation has more than one organisation."""

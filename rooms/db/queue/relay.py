@@ -15,7 +15,12 @@ from typing import Final
 
 from rooms.db.operational.outbox import sidelined_ctes
 from rooms.db.pg_arrays import literal_array, number_array, text_array, word_array
-from rooms.db.queue.claims import OF_OTHERS_AND_NOT_ENDED, count_by_organisation
+from rooms.db.queue.claims import (
+    OF_OTHERS_AND_NOT_ENDED,
+    OF_OTHERS_BY_KEY,
+    count_by_organisation,
+    have_many_subscriptions,
+)
 from rooms.db.queue.delivery_properties import PROPERTIES, add_sequences, parse_properties
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
 from rooms.db.statement_parts import (
@@ -63,7 +68,7 @@ WITH due AS MATERIALIZED (
     ) o LIMIT %(limit)s::int4
 ), later AS MATERIALIZED (
     SELECT o.at FROM generate_series(0, {PRIORITIES - 1}) AS p (priority), LATERAL (
-        SELECT ctid AS at, due_at FROM outbox WHERE {_FREE} AND priority = p.priority AND due_at > now(){{others}}
+        SELECT ctid AS at, due_at FROM outbox WHERE {_FREE} AND priority = p.priority AND due_at > now(){{later_others}}
         ORDER BY due_at LIMIT %(limit)s::int4
     ) o WHERE (SELECT count(*) FROM due) < %(limit)s::int4
     ORDER BY o.due_at LIMIT %(limit)s::int4 - (SELECT count(*) FROM due)
@@ -100,9 +105,17 @@ FROM claimed c LEFT JOIN LATERAL (
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (SELECT count(*) FROM picked), NULL,
     (extract(epoch FROM now()) * 1000000)::int8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 """  # noqa: S608 - constants of this package
-_CLAIM: Final = _CLAIM_TEMPLATE.format(others="")
+_CLAIM: Final = _CLAIM_TEMPLATE.format(others="", later_others="")
+_NOT_EXCLUDED: Final = " AND subscription_id <> ALL (%(excluded)s::uuid[])"
 _CLAIM_OF_OTHERS: Final = _CLAIM_TEMPLATE.format(
-    others=OF_OTHERS_AND_NOT_ENDED + " AND subscription_id <> ALL (%(excluded)s::uuid[])"
+    others=OF_OTHERS_AND_NOT_ENDED + _NOT_EXCLUDED,
+    later_others=OF_OTHERS_AND_NOT_ENDED + _NOT_EXCLUDED,
+)
+# No watermark bounds what is due later, so each claim may read many rows of it. Without any,
+# nothing is hashed.
+_CLAIM_OF_OTHERS_BY_KEY: Final = _CLAIM_TEMPLATE.format(
+    others=OF_OTHERS_BY_KEY + _NOT_EXCLUDED,
+    later_others=OF_OTHERS_AND_NOT_ENDED + _NOT_EXCLUDED,
 )
 
 _OWNERS: Final = """
@@ -274,6 +287,7 @@ class RelayOutbox:
         excluded_organisations: Sequence[OrganisationId] = (),
         excluded_subscriptions: Sequence[SubscriptionId] = (),
         ended: Sequence[SubscriptionId] = (),
+        looks_up_owners: bool = False,
         with_owners: bool = False,
     ) -> RelayBatch:
         """Claim up to `limit` rows for `claim_s` seconds.
@@ -282,8 +296,9 @@ class RelayOutbox:
         for priorities from 9 down to 0, due times (epoch microseconds) below which the scan need
         not begin; `dead_relays`: relays whose claims do not count; `excluded_organisations`: owners
         of subscriptions to skip; `excluded_subscriptions`: further ones; `ended`: deleted ones of
-        these organisations; `with_owners`: name the owners of what was taken, as a full claim
-        always does. Expiry is by PostgreSQL's clock.
+        these organisations; `looks_up_owners`: the organisations have many subscriptions, and the
+        claim begins beyond most rows of them; `with_owners`: name the owners of what was taken, as
+        a full claim always does. Expiry is by PostgreSQL's clock.
         """
         others = (
             {
@@ -294,8 +309,9 @@ class RelayOutbox:
             if excluded_organisations or excluded_subscriptions
             else {}
         )
+        of_others = _CLAIM_OF_OTHERS_BY_KEY if looks_up_owners else _CLAIM_OF_OTHERS
         rows = await self._writer.run(
-            _CLAIM_OF_OTHERS if others else _CLAIM,
+            of_others if others else _CLAIM,
             {
                 **others,
                 "low": literal_array(watermarks_us),
@@ -409,6 +425,10 @@ class RelayOutbox:
             },
         )
         return int(rows[0][0])
+
+    async def have_many_subscriptions(self, organisations: Collection[OrganisationId]) -> bool:
+        """Return whether these have more than `MANY_SUBSCRIPTIONS` together."""
+        return await have_many_subscriptions(self._writer, organisations)
 
     async def existing_subscriptions(
         self, subscriptions: Sequence[SubscriptionId]

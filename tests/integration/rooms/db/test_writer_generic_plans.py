@@ -42,6 +42,9 @@ STATEMENTS = {
     "look up": release._SUBSCRIPTIONS,
     "due": release._DUE,
     "claim": claims._CLAIM,
+    "claim of others": claims._CLAIM_OF_OTHERS,
+    "claim by key": claims._CLAIM_OF_OTHERS_BY_KEY,
+    "count skipped": claims._HAVE_MANY_SUBSCRIPTIONS,
     "messages": claims._LOAD_MESSAGES,
     "release": claims._RELEASE,
     "decide": outcomes._DECIDE,
@@ -71,6 +74,8 @@ STATEMENTS = {
     "sideline": orphans._SIDELINE_WITHOUT_MESSAGE,
     "put apart": orphans._SIDELINE_VERSIONS,
     "relay": relay._CLAIM,
+    "relay of others": relay._CLAIM_OF_OTHERS,
+    "relay by key": relay._CLAIM_OF_OTHERS_BY_KEY,
     "mark": relay._MARK_SENT,
     "give back": relay._RELEASE,
     "end copies": relay._END_DELIVERIES,
@@ -101,6 +106,8 @@ STATEMENTS = {
 }
 OWN = {
     "take": {"outbox_pull"}, "due": {"outbox_pull"}, "end": {"leases_until"}, "end of others": {"leases_until", "subscriptions_of_organisation"}, "claim": {"outbox_push"},
+    "claim of others": {"outbox_push", "subscriptions_of_organisation"}, "claim by key": {"outbox_push", "subscriptions_pkey"}, "count skipped": {"subscriptions_of_organisation"},
+    "relay of others": {"outbox_to_send", "subscriptions_of_organisation"}, "relay by key": {"outbox_to_send", "subscriptions_pkey", "subscriptions_of_organisation"},
     "release held": {"held_subscription"}, "drain": {"held_subscription"}, "probe": {"held_subscription"}, "relay": {"outbox_to_send"}, "come due": {"outbox_later", "due_buckets_pkey"},
     "of here": {"outbox_push", "outbox_pull"}, "of another": {"outbox_to_send", "outbox_pull_away", "outbox_later", "upkeep_marks_pkey"},
     "lease copies": {"outbox_pull_away"}, "look at queues": {"outbox_pull_away"}, "unloaded": {"sidelined_unloaded"},

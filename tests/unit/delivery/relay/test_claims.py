@@ -124,6 +124,24 @@ async def test_without_a_backlog_nothing_goes_behind() -> None:
         assert await claim(claims) == [("one", False)] * (LIMIT - 1)
 
 
+@pytest.mark.parametrize("have_many", [False, True])
+async def test_claims_behind_a_backlog_of_many_subscriptions_look_up_the_owners_of_rows(
+    *, have_many: bool
+) -> None:
+    """The first one that skips the organisation hashes, and so do full scans."""
+    outbox = Outbox(ManualClock(), have_many=have_many)
+    claims = make_claims(outbox)
+    outbox.add("large", 1000)
+    await claim(claims)
+    for _ in range(3):
+        outbox.add("small", 1)
+        await claims.claim(LIMIT)
+    outbox.clock.now_s += FULL_SCAN_INTERVAL_S
+    for _ in range(2):
+        await claims.claim(LIMIT)
+    assert outbox.looked_up == [False, have_many, have_many, False, have_many]
+
+
 async def test_the_whole_outbox_is_scanned_once_a_second_or_more_seldom_if_that_takes_long() -> (
     None
 ):
