@@ -136,8 +136,9 @@ class SubscriptionStatusResponse(Struct, kw_only=True):
 class StatusResponse(Struct, kw_only=True):
     """Describe the parts (see `/health/ready`), the leader, the backlog, troubled subscriptions.
 
-    The worst come first; `subscriptions_total` counts those beyond the limit too. `leader` is null
-    where there is none, and without the scope `platform`, because it names a host.
+    The worst come first; `subscriptions_total` counts those beyond the limit too. With more than
+    2,000 subscriptions, both are of up to 10,000 with a symptom, those that fail first. `leader` is
+    null where there is none, and without the scope `platform`, because it names a host.
     """
 
     at: datetime

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, text
+from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.queries.hidden_deliveries import IS_ALL_HIDDEN
@@ -120,28 +120,70 @@ FROM shown f LEFT JOIN LATERAL (
 ) m ON true
 """  # noqa: S608 - constants of this package
 MANY_SUBSCRIPTIONS: Final = 2000
-"""An organisation with more is not looked through subscription by subscription."""
+"""Of an organisation with more, only subscriptions with a symptom are looked through."""
+MANY_SYMPTOMS: Final = 10_000
+"""If more subscriptions have one, the organisation's own are asked for theirs.
+
+So its status does not take the longer, the more fails in other organisations.
+"""
+MAX_EXAMINED: Final = 10_000
+"""Of an organisation with many subscriptions, so many with a symptom are looked through."""
 # From index entry to index entry of another subscription, so the cost is that of the subscriptions
 # with a symptom, of all organisations.
-_DISTINCT: Final = f"""{{name}}(id, n) AS (
-    (SELECT t.subscription_id, 1 FROM {{table}} t ORDER BY t.subscription_id LIMIT 1)
+_DISTINCT: Final = """{name}(id, n) AS (
+    (SELECT t.subscription_id, 1 FROM {table} t ORDER BY t.subscription_id LIMIT 1)
     UNION ALL
-    SELECT (SELECT t.subscription_id FROM {{table}} t WHERE t.subscription_id > p.id ORDER BY t.subscription_id LIMIT 1), p.n + 1
-    FROM {{name}} p WHERE p.id IS NOT NULL AND p.n < {MAX_COUNTED}
-)"""  # noqa: S608 - constants of this package
+    SELECT (SELECT t.subscription_id FROM {table} t WHERE t.subscription_id > p.id ORDER BY t.subscription_id LIMIT 1), p.n + 1
+    FROM {name} p WHERE p.id IS NOT NULL AND p.n < {most}
+)"""
+
+
+def _of_all(most: str) -> str:
+    return ",".join(
+        _DISTINCT.format(name=f"with_{table}", table=table, most=most)
+        for table in ("sidelined", "held")
+    )
+
+
+_FAILING_LANES: Final = "SELECT id FROM lanes WHERE circuit_open OR failing_since IS NOT NULL"
+_HAVE_MANY: Final = text(f"""
+WITH RECURSIVE {_of_all(":most + 1")}
+SELECT (SELECT count(*) FROM ({_FAILING_LANES} LIMIT :most + 1) l) > :most
+    OR (SELECT count(id) FROM with_sidelined) > :most OR (SELECT count(id) FROM with_held) > :most
+""")  # noqa: S608 - constants of this package
+_WAITING: Final = f"""
+waiting AS MATERIALIZED (
+    SELECT o.subscription_id AS id, max(o.attempt) > 0 AS retried FROM (
+        SELECT o.subscription_id, o.attempt, o.due_at FROM outbox o LIMIT {MAX_ROWS_READ}
+    ) o WHERE o.attempt > 0 OR o.due_at <= now() GROUP BY 1
+), """  # noqa: S608 - constants of this package
 _SYMPTOMS: Final = f"""
-{_DISTINCT.format(name="with_sidelined", table="sidelined")},
-{_DISTINCT.format(name="with_held", table="held")},
+{_of_all(str(MAX_COUNTED))},
 symptom AS MATERIALIZED (
     SELECT id FROM with_sidelined UNION SELECT id FROM with_held
-    UNION SELECT id FROM lanes WHERE circuit_open OR failing_since IS NOT NULL
-    UNION SELECT o.subscription_id FROM (
-        SELECT o.subscription_id, o.attempt, o.due_at FROM outbox o LIMIT {MAX_ROWS_READ}
-    ) o WHERE o.attempt > 0 OR o.due_at <= now()
+    UNION {_FAILING_LANES}
+    UNION SELECT id FROM waiting
     UNION SELECT s.id FROM subscriptions s
         WHERE s.organisation_id = :organisation AND (s.status = '{SubscriptionStatus.DISABLED}' OR s.status_reason IS NOT NULL)
 ), """  # noqa: S608 - constants of this package
+# Those that fail come first, and those that only have something to do last: a publish to many
+# subscriptions hides none that fails. Each costs a look into three indexes at most.
+_EXAMINED: Final = f"""
+examined AS MATERIALIZED (
+    SELECT s.id FROM subscriptions s CROSS JOIN LATERAL (
+        SELECT CASE
+            WHEN s.status = '{SubscriptionStatus.DISABLED}' OR s.status_reason IS NOT NULL OR s.id IN (SELECT id FROM waiting WHERE retried)
+                OR EXISTS (SELECT FROM lanes l WHERE l.room_id = s.room_id AND l.id = s.id AND (l.circuit_open OR l.failing_since IS NOT NULL) OFFSET 0)
+                THEN 0
+            WHEN EXISTS (SELECT FROM sidelined d WHERE d.room_id = s.room_id AND d.subscription_id = s.id OFFSET 0) THEN 1
+            WHEN s.id IN (SELECT id FROM waiting)
+                OR EXISTS (SELECT FROM held h WHERE -h.room_id = -s.room_id AND h.subscription_id = s.id OFFSET 0) THEN 2
+        END AS place OFFSET 0
+    ) p WHERE {IS_OWN}{{only}} AND s.status NOT IN ('pending', 'deleted', 'rejected', 'terminated') AND p.place IS NOT NULL
+    ORDER BY p.place, s.id LIMIT :examined
+), """  # noqa: S608 - constants of this package
 _WITH_SYMPTOM: Final = " AND s.id IN (SELECT id FROM symptom)"
+_IS_EXAMINED: Final = " AND s.id IN (SELECT id FROM examined)"
 _NARROWED: Final[Mapping[str, str]] = {
     "": "",
     "room": " AND s.room_id = :room",
@@ -162,12 +204,22 @@ STATEMENTS: Final[Mapping[str, str]] = {
 _LIST: Final = {
     name: text(statement).bindparams(late=LAGGING_AFTER) for name, statement in STATEMENTS.items()
 }
+
+
+def _list_of_many(only: str, symptoms: str, with_symptom: str) -> TextClause:
+    examined = _EXAMINED.format(only=only + with_symptom)
+    return text(
+        _STATEMENT.format(symptoms=_WAITING + symptoms + examined, only=_IS_EXAMINED)
+    ).bindparams(late=LAGGING_AFTER)
+
+
 _LIST_OF_MANY: Final = {
-    name: text(_STATEMENT.format(symptoms=_SYMPTOMS, only=only + _WITH_SYMPTOM)).bindparams(
-        late=LAGGING_AFTER
-    )
-    for name, only in _NARROWED.items()
+    name: _list_of_many(only, _SYMPTOMS, _WITH_SYMPTOM) for name, only in _NARROWED.items()
 }
+_LIST_OF_MANY_AMONG_MANY: Final = {
+    name: _list_of_many(only, "", "") for name, only in _NARROWED.items()
+}
+"""The same, where many subscriptions of the installation have a symptom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +262,8 @@ async def list_failing(
 ) -> tuple[Sequence[FailingSubscription], int]:
     """Return failing subscriptions of a principal, the worst and of these the longest first.
 
-    And how many there are in all: of the chosen ones, or of a room, where one is given.
+    And how many there are in all: of the chosen ones, or of a room, where one is given. Of an
+    organisation with many subscriptions, both are of `MAX_EXAMINED` with a symptom.
     """
     whose = own_parameters(principal)
     narrowed = ""
@@ -221,8 +274,12 @@ async def list_failing(
         if room is not None:
             narrowed, whose["room"] = "room", room
         many = await connection.scalar(_COUNT[narrowed], whose) > MANY_SUBSCRIPTIONS
-    statement = (_LIST_OF_MANY if many else _LIST)[narrowed]
-    rows = (await connection.execute(statement, whose | {"limit": limit})).mappings().all()
+    statements, parameters = _LIST, whose | {"limit": limit}
+    if many:
+        among_many = await connection.scalar(_HAVE_MANY, {"most": MANY_SYMPTOMS})
+        statements = _LIST_OF_MANY_AMONG_MANY if among_many else _LIST_OF_MANY
+        parameters["examined"] = MAX_EXAMINED
+    rows = (await connection.execute(statements[narrowed], parameters)).mappings().all()
     found = [_failing(row) for row in rows]
     order = list(SubscriptionHealth)
     return (

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from delivery.leadership.postgres import PostgresElection
+from rooms.db.connection import transaction
 from rooms.db.queries import failures
 from rooms.db.queries.stats import CACHE_S, CachedStats, QueueStats
 from rooms.db.queries.subscription_counts import OrganisationStats
@@ -75,11 +76,14 @@ async def subscribed(api: Api, *names: str, **fields: Any) -> tuple[int, dict[st
     }
 
 
-@pytest.fixture(autouse=True, params=["each subscription", "by symptoms"])
-def statement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test with both statements: that of few subscriptions, and that of many."""
-    if request.param == "by symptoms":
+@pytest.fixture(autouse=True, params=["each subscription", "by symptoms", "among many symptoms"])
+def statement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test with all statements: that of few subscriptions, and those of many."""
+    if request.param != "each subscription":
         monkeypatch.setattr(failures, "MANY_SUBSCRIPTIONS", -1)
+    if request.param == "among many symptoms":
+        monkeypatch.setattr(failures, "MANY_SYMPTOMS", -1)
+    return str(request.param)
 
 
 async def test_it_names_failing_subscriptions_since_when_and_why(api: Api) -> None:
@@ -116,6 +120,45 @@ async def test_it_names_failing_subscriptions_since_when_and_why(api: Api) -> No
     assert (second["host"], second["last_error"]) == ("other.example.com", "status: oops")
     assert (first["authority"], second["authority"]) == ("hooks.example.com", "other.example.com")
     assert first["together_with"] == second["together_with"] == []
+
+
+async def test_of_many_with_a_symptom_those_that_fail_are_looked_through_first(
+    api: Api, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the status of many costs no more than that of some, and hides none that fails."""
+    monkeypatch.setattr(failures, "MAX_EXAMINED", 3, raising=False)
+    room, by_name = await subscribed(api, "paused", "resting", "busy", "retried", "dead")
+    await api.publish(room, "made", {})
+    await api.sql(_PAUSED, by_name["paused"]["id"])
+    await api.sql(
+        "UPDATE subscriptions SET status = 'paused' WHERE id = %s", by_name["paused"]["id"]
+    )
+    await api.sql(_SIDELINED, by_name["resting"]["id"])
+    await api.sql(_RETRIED, by_name["retried"]["id"])
+    await api.sql(
+        "INSERT INTO lanes (room_id, id, failing_since) VALUES (%s, %s, now())",
+        room,
+        by_name["dead"]["id"],
+    )
+    found = await reported(api)
+    failing = {"resting", "retried", "dead"}
+    shown = {one["name"] for one in found["subscriptions"]}
+    assert shown == (failing | {"paused"} if statement == "each subscription" else failing)
+    assert found["subscriptions_total"] == len(shown)
+
+
+async def test_symptoms_are_counted_up_to_a_bound(api: Api) -> None:
+    room, by_name = await subscribed(api, "one", "two", "three")
+    await api.publish(room, "made", {})
+    async with transaction(api.services.engine) as connection:
+        for fill in (_SIDELINED, _PAUSED):
+            for count, one in enumerate(by_name.values()):
+                for most in range(4):
+                    found = await connection.scalar(failures._HAVE_MANY, {"most": most})
+                    assert found is (count > most)
+                await api.sql(fill, one["id"])
+            await api.sql("DELETE FROM sidelined")
+            await api.publish(room, "made", {})
 
 
 async def test_a_retry_that_is_due_waits_once(api: Api) -> None:

@@ -79,6 +79,8 @@ ACROSS_ROOMS: Final = {
     "queries.restored_log.FIRST_RESTORED": "the same",
     "queries.log_export._COPY": "the log leaves by transactions, of whatever room",
     "queries.failures._SYMPTOMS": "an organisation with many subscriptions has them in any room",
+    "queries.failures._WAITING": "the same",
+    "queries.failures._FAILING_LANES": "the same",
     "sideline.overview._ANY": "the same",
     "sideline.overview.OVERVIEW_OF_MANY": "the same",
     "quotas._SUBSCRIPTIONS_IN_USE": "an organisation subscribes to any room",
