@@ -11,6 +11,7 @@ from delivery.handlers.known_queues import KnownQueues, in_turns
 from delivery.handlers.magazines import QueueMagazineCache, QueueMagazines, to_sideline_entry
 from delivery.handlers.outcome import SidelineReason
 from delivery.maintenance.task import ShouldContinue
+from delivery.sideline.store_answers import StoreAnswers, StoreAttempt
 from delivery.sideline.sweep_jobs import MAGAZINE_ERRORS, SweepJobs
 from delivery.sideline.sweeper import sweep_magazine
 from rooms.batching import for_each_limited
@@ -40,7 +41,8 @@ class QueueSweeper:
     """Sweep in one epoch: the store refuses an older one (StaleEpochError), which changes nothing.
 
     Stuck messages of the main magazine go to the sideline. Those of the sideline, whose shovel
-    died, are reloaded there. All queues are swept periodically, and single magazines by a job.
+    died, are reloaded there. All queues are swept periodically, and single magazines by a job. A
+    sweep of all ends when the store is away for all of them.
     """
 
     name = "sweep of handler queues"
@@ -72,6 +74,8 @@ class QueueSweeper:
         self._batch = batch
         self._batches = asyncio.Semaphore(MAX_CONCURRENT_BATCHES)
         self._next_at = clock.monotonic() + first_s
+        self._begin_after: str | None = None
+        """The last queue of a sweep of all that was given up; None: the next one begins anew."""
 
     async def run(self, should_continue: ShouldContinue) -> None:
         """Run sweep jobs, and sweep every queue when that is due."""
@@ -93,22 +97,52 @@ class QueueSweeper:
     async def sweep_all(
         self, queues: Sequence[HandlerQueue], should_continue: ShouldContinue
     ) -> None:
-        """Sweep both magazines of every queue once; a failure does not stop the others."""
+        """Sweep both magazines of every queue once; a failure does not stop the others.
+
+        If the store is away for all of them, no other is begun, and the next sweep begins behind
+        the last one.
+        """
+        answers = StoreAnswers()
+        last: str | None = None
+
+        def may_continue() -> bool:
+            return should_continue() and not answers.is_away
 
         async def sweep_one(queue: HandlerQueue) -> None:
+            nonlocal last
+            if not may_continue():
+                return
+            last = queue.store_name
+            attempt = answers.begin()
             try:
                 # Main first: its stuck messages are new in the sideline, and not stuck there.
-                await self.sweep(queue, should_continue, sideline=False)
-                await self.sweep(queue, should_continue, sideline=True)
+                await self.sweep(queue, may_continue, sideline=False, attempt=attempt)
+                await self.sweep(queue, may_continue, sideline=True, attempt=attempt)
             except MAGAZINE_ERRORS as exc:
+                if isinstance(exc, MagazineUnavailableError):
+                    attempt.record_unavailable()  # perhaps it could not be opened
                 self._record_failure(queue, exc, should_continue)
 
-        await for_each_limited(sweep_one, in_turns(queues), limit=MAX_CONCURRENT_QUEUES)
+        turns = in_turns(queues)
+        names = [queue.store_name for queue in turns]
+        begin = names.index(self._begin_after) + 1 if self._begin_after in names else 0
+        await for_each_limited(
+            sweep_one, [*turns[begin:], *turns[:begin]], limit=MAX_CONCURRENT_QUEUES
+        )
+        self._begin_after = last if answers.is_away else None
 
     async def sweep(
-        self, queue: HandlerQueue, should_continue: ShouldContinue, *, sideline: bool
+        self,
+        queue: HandlerQueue,
+        should_continue: ShouldContinue,
+        *,
+        sideline: bool,
+        attempt: StoreAttempt | None = None,
     ) -> int:
-        """Sweep one magazine and return the number of stuck messages."""
+        """Sweep one magazine and return the number of stuck messages.
+
+        `attempt` gets whether the store answers.
+        """
         pair = await self._magazine_cache.get(queue)
         magazine = pair.sideline if sideline else pair.main
         older_than_s = queue.sideline_stuck_after_s if sideline else queue.stuck_after_s
@@ -135,6 +169,7 @@ class QueueSweeper:
             concurrency=MAX_CONCURRENT_SHARDS,
             limit=self._batch,
             batches=self._batches,
+            attempt=attempt,
         )
         OUTAGES.record_success(_SWEEP_OUTAGE)
         if found:

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from delivery.maintenance.task import ShouldContinue
 from delivery.sideline.magazines import SidelineMagazineCache
+from delivery.sideline.store_answers import StoreAnswers, StoreAttempt
 from delivery.sideline.sweep_jobs import MAGAZINE_ERRORS, SweepJobs
 from rooms.batching import for_each_limited
 from rooms.db.jobs.jobs import JobQueue, OpenJob
@@ -37,26 +37,49 @@ async def sweep_magazine(
     concurrency: int = 1,
     limit: int = MAX_BATCH,
     batches: asyncio.Semaphore | None = None,
+    attempt: StoreAttempt | None = None,
 ) -> int:
     """Sweep every shard and return the number of rescued entries. Errors are the magazine's.
 
-    `batches`: bounds how many batches of several magazines are in memory at a time.
+    `batches`: bounds how many batches of several magazines are in memory at a time; `attempt`: gets
+    whether the store answers.
     """
     found = 0
     slots = batches or asyncio.Semaphore(concurrency)
+    is_answered = asyncio.Event()
+    is_unavailable = False
 
     async def sweep_shard(shard: int) -> None:
-        nonlocal found
+        # If the store is away, the shards of one magazine take one time-out, and one of `batches`.
+        if shard > 0:
+            await is_answered.wait()
+        try:
+            await sweep_to_end(shard)
+        finally:
+            is_answered.set()
+
+    async def sweep_to_end(shard: int) -> None:
+        nonlocal found, is_unavailable
         more = True
         while more and should_continue():
             async with slots:
                 # Hundreds of shards may have waited for their turn.
-                if not should_continue():
+                if is_unavailable or not should_continue():
                     return
                 began_s = clock.monotonic()
-                batch = await magazine.sweep(
-                    shard, epoch=epoch, older_than_s=older_than_s, limit=limit
-                )
+                try:
+                    batch = await magazine.sweep(
+                        shard, epoch=epoch, older_than_s=older_than_s, limit=limit
+                    )
+                except MagazineUnavailableError:
+                    # Before the place is free: another magazine would begin to wait there.
+                    is_unavailable = True
+                    if attempt is not None:
+                        attempt.record_unavailable()
+                    raise
+                is_answered.set()
+                if attempt is not None:
+                    attempt.record_answer()
                 if batch.entries:
                     # In two steps: other shards add to the sum meanwhile.
                     rescued = await rescue(batch.entries, clock.monotonic() - began_s)
@@ -74,41 +97,9 @@ STUCK_AFTER_S: Final = 20 * 60.0
 FIRST_SWEEP_S: Final = 10 * 60.0
 SWEEP_EVERY_S: Final = 15 * 60.0
 MAX_CONCURRENT_SIDELINES: Final = 64
-MAX_UNAVAILABLE: Final = 8
-"""Sidelines in a row that the store did not answer for, after which a pass begins no more."""
 _MAX_REPORTED: Final = 100
 """Failing sidelines that have a line each in the log; the end of a pass counts all."""
 _SWEEP_OUTAGE: Final = "sweeps of sidelines failed"
-
-
-@dataclass(slots=True)
-class _SweepPass:
-    """Hold what one sweep of all sidelines has met so far."""
-
-    last: SubscriptionId | None = None
-    """The last sideline that was begun."""
-    failed: int = 0
-    answered: int = 0
-    unanswered: int = 0
-    """Sidelines in a row without an answer of the store: none answered since each was begun."""
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Return whether the store is away for all, so that each further one takes a time-out."""
-        return self.unanswered >= MAX_UNAVAILABLE
-
-    def record_answer(self) -> None:
-        """Record that the store answered for a sideline, though it may have refused."""
-        self.answered += 1
-        self.unanswered = 0
-
-    def record_unavailable(self, answered_before: int) -> None:
-        """Record that a sideline had no answer. `answered_before`: the count when it was begun.
-
-        The store may be away for a part of all sidelines, which then have most of the places.
-        """
-        if self.answered == answered_before:
-            self.unanswered += 1
 
 
 class SidelineSweeper:
@@ -191,22 +182,25 @@ class SidelineSweeper:
         Those that fail do not stop the others. If the store is away for all of them, the pass ends,
         and the next one begins behind its last sideline and comes round to it.
         """
-        current = _SweepPass()
+        answers = StoreAnswers()
+        last: SubscriptionId | None = None
+        failed = 0
 
         async def sweep_one(subscription: SubscriptionId) -> None:
-            if current.is_hopeless or not should_continue():
+            nonlocal last, failed
+            if answers.is_away or not should_continue():
                 return
-            current.last = subscription
-            answered_before = current.answered
+            last = subscription
+            attempt = answers.begin()
             try:
                 await self._sweep_reported(subscription, should_continue)
             except MagazineUnavailableError:
-                current.failed += 1
-                current.record_unavailable(answered_before)
+                failed += 1
+                attempt.record_unavailable()
                 return
             except MAGAZINE_ERRORS:
-                current.failed += 1
-            current.record_answer()
+                failed += 1
+            attempt.record_answer()
 
         begin = after = self._begin_after
         is_before_end = begin is not None
@@ -220,12 +214,12 @@ class SidelineSweeper:
             if not page:
                 break
             await for_each_limited(sweep_one, page, limit=MAX_CONCURRENT_SIDELINES)
-            if current.is_hopeless:
-                self._begin_after = current.last
-                return current.failed
+            if answers.is_away:
+                self._begin_after = last
+                return failed
             after = page[-1]
         self._begin_after = None
-        return current.failed
+        return failed
 
     async def _sweep_reported(
         self, subscription: SubscriptionId, should_continue: ShouldContinue

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from delivery.sideline.store_answers import MAX_UNAVAILABLE
 from delivery.sideline.sweeper import (
     MAX_CONCURRENT_SIDELINES,
-    MAX_UNAVAILABLE,
     SWEEP_EVERY_S,
     SidelineSweeper,
 )
