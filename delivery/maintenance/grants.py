@@ -16,7 +16,7 @@ from rooms.db.catalog.rooms import touch_shared_room
 from rooms.db.connection import autocommit, transaction
 from rooms.db.jobs.granted_subscriptions import NewJobId, reconcile_grants
 from rooms.db.notify import Channel, Notifier
-from rooms.domain.ids import RoomId
+from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.room import Subscription
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import NotFoundError, StorageRefusedError
@@ -24,7 +24,8 @@ from rooms.errors import NotFoundError, StorageRefusedError
 _log = logging.getLogger(__name__)
 
 BATCH: Final = 100
-"""Rooms that are read at a time."""
+"""Rooms that are read at a time: what comes due meanwhile waits for them."""
+_NO_ORGANISATION: Final = OrganisationId("00000000-0000-0000-0000-000000000000")
 
 
 async def apply_due_grants(
@@ -35,34 +36,41 @@ async def apply_due_grants(
 ) -> None:
     """Apply what is due, room by room; a room that is locked waits for the next run.
 
+    The rooms' owners take turns, so one waits for a room of each other owner.
     StorageUnavailableError.
     """
-    after = RoomId(-1)
+    after, left_out = _NO_ORGANISATION, set[RoomId]()
     while should_continue():
         async with autocommit(engine) as connection:
-            rooms = await rooms_with_due_grants(connection, after=after, limit=BATCH)
-        for room in rooms:
+            due = await rooms_with_due_grants(
+                connection, after=after, left_out=left_out, limit=BATCH
+            )
+        for room, owner in due:
             if not should_continue():
                 return
+            after = owner
             try:
-                await _apply(engine, notifier, new_job_id, room)
+                if not await _apply(engine, notifier, new_job_id, room):
+                    left_out.add(room)
             except StorageRefusedError as exc:
+                left_out.add(room)
                 _log.info("grants of room %d are applied later: %s", room, exc)
-        if len(rooms) < BATCH:
+        if len(due) < BATCH:
             return
-        after = rooms[-1]
 
 
 async def _apply(
     engine: AsyncEngine, notifier: Notifier, new_job_id: NewJobId, room: RoomId
-) -> None:
+) -> bool:
+    """Apply the grants of a room; return whether it was there."""
     try:
         async with transaction(engine) as connection:
             await touch_shared_room(connection, room)
             changed = await reconcile_grants(connection, room, new_job_id)
     except NotFoundError:
-        return  # it is being deleted, with its grants
+        return False  # it is being deleted, with its grants
     notify_changed(notifier, room, changed)
+    return True
 
 
 def notify_changed(notifier: Notifier, room: RoomId, changed: Sequence[Subscription]) -> None:

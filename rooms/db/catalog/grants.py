@@ -4,7 +4,7 @@ A grant is never deleted: `revoked_at` ends it. So what an organisation was enti
 time can be computed. Every change needs `touch_room` in its transaction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -43,16 +43,30 @@ _HAS_BEGUN: Final = and_(
     grants.c.revoked_at.is_(None), grants.c.begins_later, grants.c.starts_at <= func.now()
 )
 """Conditions for grants whose time has ended, or begun, and which no change has applied yet."""
-_DUE_ROOMS: Final = (
-    select(grants.c.room_id)
+_DUE: Final = (
+    select(
+        grants.c.room_id,
+        rooms.c.organisation_id,
+        func.row_number()
+        .over(partition_by=rooms.c.organisation_id, order_by=grants.c.room_id)
+        .label("turn"),
+    )
     .join(rooms, rooms.c.id == grants.c.room_id)
     .where(
-        grants.c.room_id > bindparam("after", type_=grants.c.room_id.type),
+        grants.c.room_id.not_in(bindparam("left_out", expanding=True)),
         rooms.c.deleting.is_(False),
         or_(_HAS_ENDED, _HAS_BEGUN),
     )
-    .distinct()
-    .order_by(grants.c.room_id)
+    .group_by(grants.c.room_id, rooms.c.organisation_id)
+    .subquery()
+)
+_DUE_ROOMS: Final = (
+    select(_DUE.c.room_id, _DUE.c.organisation_id)
+    .order_by(
+        _DUE.c.turn,
+        _DUE.c.organisation_id <= bindparam("after", type_=rooms.c.organisation_id.type),
+        _DUE.c.organisation_id,
+    )
     .limit(bindparam("most", type_=Integer))
 )
 
@@ -258,11 +272,21 @@ async def grants_since(
 
 
 async def rooms_with_due_grants(
-    connection: AsyncConnection, *, after: RoomId, limit: int
-) -> list[RoomId]:
-    """Return the next rooms, by id, with grants whose time began or ended and was not applied."""
-    found = await connection.execute(_DUE_ROOMS, {"after": after, "most": limit})
-    return [RoomId(room) for room in found.scalars()]
+    connection: AsyncConnection,
+    *,
+    after: OrganisationId,
+    left_out: Collection[RoomId],
+    limit: int,
+) -> list[tuple[RoomId, OrganisationId]]:
+    """Return rooms with grants whose time began or ended and was not applied, and their owners.
+
+    The first room of each owner comes first, then the second, in the order of the owners' ids from
+    the one behind `after` on. `left_out`: rooms that are not returned.
+    """
+    found = await connection.execute(
+        _DUE_ROOMS, {"after": after, "left_out": sorted(left_out), "most": limit}
+    )
+    return [(RoomId(room), OrganisationId(owner)) for room, owner in found]
 
 
 async def mark_applied(connection: AsyncConnection, room: RoomId) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from delivery.maintenance import grants as task
 from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.service import TaskIntervals, all_tasks
 from rooms.db.catalog.grants import revoke_grant
@@ -16,6 +17,7 @@ from rooms.db.connection import transaction
 from rooms.db.jobs.granted_subscriptions import reconcile_grants
 from rooms.db.notify import Channel, Notifier
 from rooms.domain.ids import RoomId
+from rooms.errors import StorageRefusedError
 from tests.integration.rooms.api.conftest import Api
 from tests.support.installation import until
 
@@ -199,6 +201,98 @@ async def test_the_rooms_of_a_locked_one_are_not_held_up(shared: Shared) -> None
     await shared.run()
     assert await shared.status() == SUSPENDED
     assert await shared.api.sql("SELECT revoked_at FROM grants WHERE id = %s", grant) == [(None,)]
+
+
+async def rooms_with_an_ended_grant(shared: Shared, owner: str, *numbers: int) -> None:
+    """Add rooms of an organisation, each with a grant that has just ended."""
+    api = shared.api
+    await api.sql(
+        "INSERT INTO organisations (id, name) VALUES (%s, %s) ON CONFLICT DO NOTHING", owner, owner
+    )
+    await api.sql(
+        "INSERT INTO rooms (id, organisation_id, name, delivery_delay_ms, delivery_delay_multiplier, delivery_attempts)"
+        " SELECT n, %s, 'room-' || n, 50, 2.0, 3 FROM unnest(%s::int4[]) n",
+        owner,
+        list(numbers),
+    )
+    await api.sql(
+        "INSERT INTO grants (room_id, id, kind, starts_at, until)"
+        " SELECT n, gen_random_uuid(), 'subscribe', now() - interval '2 h', now() - interval '1 s' FROM unnest(%s::int4[]) n",
+        list(numbers),
+    )
+
+
+def owner_id(number: int) -> str:
+    return f"00000000-0000-7000-8000-{number:012x}"
+
+
+async def applied(shared: Shared, monkeypatch: pytest.MonkeyPatch, *, stop_after: int) -> list[int]:
+    """Run until so many rooms are done; return them in their order."""
+    order: list[int] = []
+    apply = task._apply
+
+    async def recorded(*given: Any) -> bool:
+        order.append(given[-1])
+        return await apply(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task, "_apply", recorded)
+        services = shared.api.services
+        await apply_due_grants(
+            services.engine,
+            services.notifier,
+            services.new_job_id,
+            lambda: len(order) < stop_after,
+        )
+    return order
+
+
+@pytest.mark.parametrize("batch", [2, 100])
+async def test_an_owner_waits_for_one_room_of_each_other_owner(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """Also if more owners have some than are read at a time."""
+    monkeypatch.setattr(task, "BATCH", batch)
+    for owner in (1, 2, 3):
+        await rooms_with_an_ended_grant(
+            shared, owner_id(owner), *(100 * owner + n for n in range(3))
+        )
+    await rooms_with_an_ended_grant(shared, owner_id(4), 900)
+    order = await applied(shared, monkeypatch, stop_after=100)
+    assert order[:4] == [100, 200, 300, 900]
+    assert sorted(order) == [*range(100, 103), *range(200, 203), *range(300, 303), 900]
+    ((left,),) = await shared.api.sql(
+        "SELECT count(*) FROM grants WHERE until < now() AND revoked_at IS NULL"
+    )
+    assert left == 0
+
+
+async def test_what_comes_due_during_a_run_waits_for_one_batch(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "BATCH", 2)
+    await rooms_with_an_ended_grant(shared, owner_id(1), *range(100, 120))
+    assert await applied(shared, monkeypatch, stop_after=3) == [100, 101, 102]
+    await rooms_with_an_ended_grant(shared, owner_id(2), 900)
+    assert (await applied(shared, monkeypatch, stop_after=100))[:2] == [103, 900]
+
+
+async def test_a_room_that_is_refused_is_tried_once_in_a_run(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "BATCH", 1)
+    await rooms_with_an_ended_grant(shared, owner_id(1), 100, 101)
+    tried: list[int] = []
+
+    async def refuse(*given: Any) -> bool:
+        tried.append(given[-1])
+        raise StorageRefusedError("its room is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task, "_apply", refuse)
+        await shared.run()
+    assert tried == [100, 101]
+    assert await applied(shared, monkeypatch, stop_after=100) == [100, 101]
 
 
 async def test_every_process_hears_of_it(shared: Shared) -> None:
