@@ -2,6 +2,9 @@
 
 Each run makes at most one message for a room, kind and recipient. It lists up to `MAX_LISTED`
 events and says how many there were in all. Disabled endpoints wait until a message lists them.
+
+The rooms' owners take turns, and of one owner those rooms and kinds come first that had no message
+for longest. After `MAX_BATCHES` the next run goes on, which also sees what came meanwhile.
 """
 
 import dataclasses
@@ -23,7 +26,13 @@ from rooms.db.operational.batches import (
 )
 from rooms.db.operational.completion import CompletionQueries
 from rooms.db.writer import LogWriter
-from rooms.domain.ids import DeliveryId, IdGenerator, MessageId, SubscriptionId
+from rooms.domain.ids import (
+    DeliveryId,
+    IdGenerator,
+    MessageId,
+    OrganisationId,
+    SubscriptionId,
+)
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import StorageRefusedError
@@ -35,6 +44,8 @@ MAX_LIST_BYTES: Final = 240 * 1024
 
 By default, a publisher's message may have as many.
 """
+MAX_BATCHES: Final = 1000
+"""Batches that one run makes, or one for each owner of rooms if there are more owners."""
 _MAX_SCANS: Final = 20
 """Batches of messages that one run looks at for completion."""
 _START: Final = (-1, "")
@@ -66,22 +77,27 @@ class OperationalEvents:
             await self._find_completed(should_continue)
         except StorageRefusedError as exc:
             refusals.append(exc)
+        groups = await self._due_groups(should_continue)
+        for count, (turn, group) in enumerate(in_turns(groups)):
+            if (count >= MAX_BATCHES and turn > 0) or not should_continue():
+                break
+            try:
+                await self._make_batch(group)
+            except StorageRefusedError as exc:  # the other rooms do not wait for this one
+                refusals.append(exc)
+        if refusals:
+            raise refusals[0]
+
+    async def _due_groups(self, should_continue: ShouldContinue) -> list[EventGroup]:
+        due: list[EventGroup] = []
         after: tuple[int, str] = _START
         while should_continue():
             groups = await self._queries.groups(after)
-            for group in groups:
-                if not should_continue():
-                    break
-                if group.due:
-                    try:
-                        await self._make_batch(group)
-                    except StorageRefusedError as exc:  # the other rooms do not wait for this one
-                        refusals.append(exc)
+            due += [group for group in groups if group.due]
             if len(groups) < MAX_GROUPS:
                 break
             after = groups[-1].room, groups[-1].event.value
-        if refusals:
-            raise refusals[0]
+        return due
 
     async def _find_completed(self, should_continue: ShouldContinue) -> None:
         for _ in range(_MAX_SCANS):
@@ -110,6 +126,20 @@ class OperationalEvents:
         if await self._queries.take(batch, notices):
             for one, _ in payloads:
                 self._notify_queued(one.id if one.type is SubscriptionType.PULL else None)
+
+
+def in_turns(groups: Iterable[EventGroup]) -> list[tuple[int, EventGroup]]:
+    """Return the first group of each owner with 0, then the second of each with 1, and so on.
+
+    Those that had no batch for longest come first.
+    """
+    turns: Counter[OrganisationId | None] = Counter()
+    ranked = []
+    for group in sorted(groups, key=lambda group: group.spent_until_s):
+        ranked.append((turns[group.owner], group))
+        turns[group.owner] += 1
+    ranked.sort(key=lambda each: each[0])
+    return ranked
 
 
 def message_for(recipient: Recipient, batch: WaitingBatch) -> dict[str, Any] | None:

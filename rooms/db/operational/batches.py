@@ -46,11 +46,14 @@ WITH RECURSIVE g AS (
     (SELECT DISTINCT room_id, event FROM operational_overflow WHERE (room_id, event) > (%(room)s::int4, %(event)s::text)
         ORDER BY room_id, event LIMIT {MAX_GROUPS})
 )
-SELECT 0, w.room_id, w.event, p.batches, p.spent_until IS NULL OR p.spent_until <= now() + {STEP_S * (BURST - 1)} * interval '1 s'
+SELECT 0, w.room_id, w.event, p.batches, p.spent_until IS NULL OR p.spent_until <= now() + {STEP_S * (BURST - 1)} * interval '1 s',
+    extract(epoch FROM p.spent_until)::float8, r.organisation_id::text
 FROM (SELECT * FROM waiting ORDER BY room_id, event LIMIT {MAX_GROUPS}) w LEFT JOIN LATERAL (
     SELECT * FROM operational_pace p WHERE p.room_id = w.room_id AND p.event = w.event LIMIT 1
-) p ON true
-UNION ALL SELECT 0, NULL, NULL, NULL, NULL ORDER BY 2, 3
+) p ON true LEFT JOIN LATERAL (
+    SELECT r.organisation_id FROM rooms r WHERE r.id = w.room_id LIMIT 1
+) r ON true
+UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL ORDER BY 2, 3
 """  # noqa: S608 - constants of this package
 
 # Each organisation has an equal share of a batch, so that the events of a quiet one do not wait for
@@ -134,13 +137,16 @@ SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM pace), (SELECT count(*)
 class EventGroup:
     """Name the events of one kind in a room, and how many batches were made of such events.
 
-    `due`: the rate allows another one now.
+    `due`: the rate allows another one now; `spent_until_s`: the later (epoch seconds), the more
+    batches there were lately; `owner`: of the room, None if that is gone.
     """
 
     room: RoomId
     event: OperationalEvent
     batches: int
     due: bool
+    spent_until_s: float
+    owner: OrganisationId | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +223,14 @@ class BatchQueries:
         rows = await self._writer.run(_DUE_GROUPS, {"room": after[0], "event": after[1]})
         return [
             EventGroup(
-                room=RoomId(room), event=OperationalEvent(event), batches=batches or 0, due=due
+                room=RoomId(room),
+                event=OperationalEvent(event),
+                batches=batches or 0,
+                due=due,
+                spent_until_s=spent_until_s or 0.0,
+                owner=None if owner is None else OrganisationId(owner),
             )
-            for room, event, batches, due in rows
+            for room, event, batches, due, spent_until_s, owner in rows
         ]
 
     async def read(self, group: EventGroup) -> WaitingBatch:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from delivery.maintenance import operational_events as task_module
 from delivery.maintenance.operational_events import MAX_LISTED, OperationalEvents
 from rooms.clock import SystemClock
 from rooms.db.connection import connect, open_engine
-from rooms.db.operational.batches import BURST, BatchQueries
+from rooms.db.operational.batches import BURST, BatchQueries, EventGroup
 from rooms.db.operational.completion import CompletionQueries
 from rooms.db.operational.outbox import MAX_WAITING
 from rooms.db.publish.routing import load_routing
@@ -816,6 +817,80 @@ async def test_a_term_that_ends_leaves_the_rest_for_the_next(
     assert await waiting(installation) == (1, 0)
     await task(writer).run(always)
     assert len(await received(installation, reported)) == 1
+
+
+async def rooms_with_an_event(
+    installation: Installation, owner: OrganisationId, *numbers: int
+) -> None:
+    """Add an event to rooms of an organisation, which are made first if there are none."""
+    await installation.rows(
+        "INSERT INTO rooms (id, organisation_id, name, delivery_delay_ms, delivery_delay_multiplier, delivery_attempts, operational_events)"
+        " SELECT n, %s, 'room-' || n, 50, 2.0, 3, %s FROM unnest(%s::int4[]) n ON CONFLICT DO NOTHING",
+        owner, [SIDELINED], list(numbers),
+    )  # fmt: skip
+    await installation.rows(
+        "INSERT INTO operational_outbox (room_id, event, organisation_id, at, data)"
+        " SELECT n, %s, %s, now(), '{}' FROM unnest(%s::int4[]) n",
+        SIDELINED,
+        owner,
+        list(numbers),
+    )
+
+
+async def rooms_in_order(
+    events: OperationalEvents, monkeypatch: pytest.MonkeyPatch, *, runs: int
+) -> list[list[int]]:
+    """Run so often; return the rooms of each run's batches in their order."""
+    order: list[int] = []
+    make = events._make_batch
+
+    async def recorded(group: EventGroup) -> None:
+        order.append(group.room)
+        await make(group)
+
+    monkeypatch.setattr(events, "_make_batch", recorded)
+    found = []
+    for _ in range(runs):
+        order.clear()
+        await events.run(always)
+        found.append(list(order))
+    return found
+
+
+async def test_an_owner_waits_for_one_batch_of_each_other_owner(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = await organisation(installation, "small")
+    await rooms_with_an_event(installation, installation.organisation, *range(100, 104))
+    await rooms_with_an_event(installation, small, 900, 901)
+    found = await rooms_in_order(task(writer), monkeypatch, runs=2)
+    assert found == [[100, 900, 101, 901, 102, 103], []]
+
+
+async def test_what_comes_during_a_run_waits_for_the_next_which_comes_soon(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rooms that had a batch come behind the others, so none of an owner starves."""
+    monkeypatch.setattr(task_module, "MAX_BATCHES", 2)
+    large, small = installation.organisation, await organisation(installation, "small")
+    await rooms_with_an_event(installation, large, *range(100, 104))
+    events = task(writer)
+    assert await rooms_in_order(events, monkeypatch, runs=1) == [[100, 101]]
+    await rooms_with_an_event(installation, large, 100, 101)
+    await rooms_with_an_event(installation, small, 900)
+    found = await rooms_in_order(events, monkeypatch, runs=4)
+    assert found == [[102, 900], [103, 100], [101], []]
+
+
+async def test_every_owner_has_a_batch_in_a_run_however_many_they_are(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_module, "MAX_BATCHES", 1)
+    for number in range(3):
+        owner = await organisation(installation, f"owner {number}")
+        await rooms_with_an_event(installation, owner, 100 * (number + 1), 100 * (number + 1) + 1)
+    found = await rooms_in_order(task(writer), monkeypatch, runs=3)
+    assert found == [[100, 200, 300], [101, 201, 301], []]
 
 
 async def test_a_refused_batch_keeps_no_other_group_from_being_reported(
