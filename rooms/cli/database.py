@@ -34,11 +34,14 @@ from rooms.db.tables.organisations import api_keys, organisations
 from rooms.domain.ids import IdGenerator, OrganisationId
 from rooms.domain.journal import ActorKind, JournalEntry, Outcome
 from rooms.domain.role import Role, scopes_of
+from rooms.domain.similar_names import suggestion
 from rooms.domain.state_machine import Scope
 from rooms.errors import RoomsError
 
 Result = TypeVar("Result")
 _MAX_PAGE = 1000
+_MAX_COMPARED = 10_000
+"""Names of organisations with which a misspelt one is compared, in a tenth of a second."""
 
 
 def _new_id() -> str:
@@ -59,14 +62,23 @@ def create_key(
     name: str,
     scopes: Sequence[Scope],
     restrictions: Mapping[str, Any] | None = None,
+    *,
+    new_organisation: bool = False,
 ) -> tuple[keys.ApiKey, str]:
-    """Create a key, and its organisation if needed. Return it with its text, which is not kept.
+    """Create a key. Return it with its text, which is not kept.
 
-    `restrictions`: columns of the key.
+    `restrictions`: columns of the key. `new_organisation`: create a missing organisation, too; the
+    default one needs no request for that. CliError: there is no organisation of this name.
     """
+    may_create = new_organisation or organisation == DEFAULT_ORGANISATION
 
     async def work(connection: AsyncConnection) -> tuple[keys.ApiKey, str]:
-        owner = await _ensure_organisation(connection, organisation)
+        if may_create:
+            owner = await _ensure_organisation(connection, organisation)
+        else:
+            owner = await _organisation(
+                connection, organisation, ": --create-organisation creates it with its first key"
+            )
         return await _create_key(connection, owner, name, scopes, restrictions or {})
 
     return _run_in_database(url, work)
@@ -306,10 +318,13 @@ async def _is_admin(connection: AsyncConnection, text: str) -> bool:
     return Scope.ADMIN.value in (await connection.scalar(active) or ())
 
 
-async def _organisation(connection: AsyncConnection, name: str) -> OrganisationId:
+async def _organisation(connection: AsyncConnection, name: str, remedy: str = "") -> OrganisationId:
+    """Return the id of an organisation. CliError: there is none, with the `remedy`."""
     found = await connection.scalar(select(organisations.c.id).where(organisations.c.name == name))
     if found is None:
-        raise CliError(f"there is no organisation {name!r}")
+        known = await connection.scalars(select(organisations.c.name).limit(_MAX_COMPARED))
+        like = suggestion(name, list(known))
+        raise CliError(f"there is no organisation {name!r}{remedy}{like}")
     return OrganisationId(str(found))
 
 

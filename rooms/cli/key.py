@@ -210,17 +210,30 @@ def key() -> None:
 
 @key.command()
 @_organisation_option
+@click.option(
+    "--create-organisation",
+    is_flag=True,
+    help="With --organisation: create the organisation, too, if there is none of this name.",
+)
 @name_option
 @scopes_option(required=True)
 @client_option
 @key_options
 @pass_session
-def create(session: CliSession, /, *, organisation: str | None, **fields: Any) -> None:
+def create(
+    session: CliSession,
+    /,
+    *,
+    organisation: str | None,
+    create_organisation: bool,
+    **fields: Any,
+) -> None:
     """Create a key. Its text is shown only this once.
 
-    In the database, rooms and subscriptions are named by id, and an organisation of this name is
-    created if there is none.
+    In the database, rooms and subscriptions are named by id.
     """
+    if create_organisation and organisation is None:
+        raise click.UsageError("--create-organisation needs --organisation NAME")
     if _by_service(session, organisation):
         with session.client() as client:
             body = key_fields(client, fields)
@@ -230,6 +243,10 @@ def create(session: CliSession, /, *, organisation: str | None, **fields: Any) -
 
     name, scopes = fields.pop("name"), fields.pop("scopes")
     is_client = fields.pop("kind") is not None
+    if is_client and create_organisation:
+        raise click.UsageError(
+            "--client needs an organisation with a member id: `rooms organisation create`"
+        )
     given = (
         session.wait_for_database_url(),
         organisation or _DEFAULT_ORGANISATION,
@@ -240,7 +257,7 @@ def create(session: CliSession, /, *, organisation: str | None, **fields: Any) -
     if is_client:
         session.output().resource(_to_document(database.create_client(*given)))
         return
-    made, text = database.create_key(*given)
+    made, text = database.create_key(*given, new_organisation=create_organisation)
     session.output().resource({**_to_document(made), "key": text})
 
 

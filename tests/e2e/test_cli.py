@@ -73,12 +73,45 @@ def test_keys_are_revoked_by_name(keyring: Terminal, database: str) -> None:
 
 def test_organisations_do_not_see_each_other(keyring: Terminal) -> None:
     made = keyring.json(
-        "key", "create", "--organisation", "one", "--name", "ci", "--scope", "admin"
+        *("key", "create", "--organisation", "one", "--create-organisation"),
+        *("--name", "ci", "--scope", "admin"),
     )
     assert keyring.run("key", "list", "--organisation", "two").exit_code == 1
-    keyring.done("key", "create", "--organisation", "two", "--name", "x", "--scope", "admin")
+    keyring.done(
+        *("key", "create", "--organisation", "two", "--create-organisation"),
+        *("--name", "x", "--scope", "admin"),
+    )
     assert keyring.run("key", "revoke", made["id"], "--organisation", "two").exit_code == 1
     assert keyring.json("key", "list", "--organisation", "one")["items"][0]["revoked_at"] is None
+
+
+def test_a_misspelt_organisation_is_not_created(keyring: Terminal) -> None:
+    create = ("key", "create", "--name", "ci", "--scope", "publish")
+    unknown = keyring.run(*create, "--organisation", "shop")
+    assert unknown.exit_code == 1
+    assert "there is no organisation 'shop': --create-organisation" in unknown.stderr
+    assert "meant" not in unknown.stderr
+    keyring.done(*create, "--organisation", "shop", "--create-organisation")
+    for command in (create, ("key", "list"), ("key", "revoke", "ci")):
+        misspelt = keyring.run(*command, "--organisation", "shpo")
+        assert misspelt.exit_code == 1
+        assert "is shop meant?" in misspelt.stderr
+    # With the option a known one is used as it is.
+    keyring.done(*create, "--organisation", "shop", "--create-organisation")
+    assert len(keyring.json("key", "list", "--organisation", "shop")["items"]) == 2
+    keyring.done("key", "create", "--name", "first", "--scope", "admin")
+    assert [key["name"] for key in keyring.json("key", "list")["items"]] == ["first"]
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--organisation", "shop", "--client"]], ids=["no organisation", "client"]
+)
+def test_an_organisation_is_created_only_by_name_and_with_a_key(
+    keyring: Terminal, options: list[str]
+) -> None:
+    create = ("key", "create", "--create-organisation", "--name", "ci", "--scope", "publish")
+    assert keyring.run(*create, *options).exit_code == 2
+    assert keyring.run("key", "list", "--organisation", "shop").exit_code == 1
 
 
 def test_a_key_in_the_database_takes_every_restriction(keyring: Terminal) -> None:
@@ -126,7 +159,7 @@ def journal_of(url: str, organisation: str) -> list[ChainedEntry]:
 
 def test_changes_in_the_database_are_in_the_journal(keyring: Terminal, database: str) -> None:
     create = ["key", "create", "--organisation", "north", "--scope", "publish", "--room", "7"]
-    made = keyring.json(*create, "--name", "ci")
+    made = keyring.json(*create, "--name", "ci", "--create-organisation")
     keyring.done("key", "revoke", "ci", "--organisation", "north")
     keyring.done(*create, "--name", "second")
     entries = [chained.entry for chained in journal_of(database, "north")]
