@@ -1,10 +1,14 @@
 """Decode JSON bodies strictly with msgspec, and name every problem by its field."""
 
 import re
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import cache
+from itertools import islice
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
 
 import msgspec
+import msgspec.structs
 from litestar.dto import AbstractDTO
 from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.openapi.spec import Reference, Schema
@@ -38,6 +42,11 @@ _MAX_FLOATS_BYTES: Final = 1024 * 1024
 """A larger body must have whole numbers without a point where it must have whole numbers."""
 _MAX_NAME: Final = 128
 _MAX_ERROR: Final = 1000
+_MAX_EXPLAINED_BYTES: Final = 64 * 1024
+"""Of a larger body only the first wrong field is named: the others would take milliseconds."""
+_MAX_PROBLEMS: Final = 50
+_BODY: Final = "body"
+"""The name of the whole body in a problem."""
 _ESCAPED_NUL: Final = b"\\u0000"
 _DEFS_PREFIX: Final = "#/$defs/"
 
@@ -50,14 +59,9 @@ def decode(body: bytes, kind: Any) -> Any:
     try:
         if _ESCAPED_NUL in body:
             _reject_nul(decode_json(body))
-        try:
-            return decode_json(body, kind)
-        except msgspec.ValidationError as exc:
-            if _GOT_FLOAT not in str(exc) or len(body) > _MAX_FLOATS_BYTES:
-                raise
-        return _decode_whole_floats(body, kind)
+        return _decode_value(body, kind)
     except msgspec.ValidationError as exc:
-        raise InvalidError(to_field_problem(exc, kind)) from exc
+        raise InvalidError(*_field_problems(exc, body, kind, _decode_value)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise MalformedError(invalid_json_message(exc, body)) from exc
 
@@ -67,7 +71,7 @@ def decode_kept(body: bytes, kind: Any) -> Any:
     try:
         return decode_json(body, kind)
     except msgspec.ValidationError as exc:
-        raise InvalidError(to_field_problem(exc, kind)) from exc
+        raise InvalidError(*_field_problems(exc, body, kind, decode_json)) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise MalformedError(invalid_json_message(exc, body)) from exc
 
@@ -90,13 +94,23 @@ def bounded_batch(body: bytes, limit: int) -> bytes:
     return bounded
 
 
-def _decode_whole_floats(body: bytes, kind: Any) -> Any:
+def _decode_value(text: bytes | msgspec.Raw, kind: Any) -> Any:
+    """Return a body, or one of its values. Raises what `decode_json` raises."""
+    try:
+        return decode_json(text, kind)
+    except msgspec.ValidationError as exc:
+        if _GOT_FLOAT not in str(exc) or len(text) > _MAX_FLOATS_BYTES:
+            raise
+    return _decode_whole_floats(text, kind)
+
+
+def _decode_whole_floats(text: bytes | msgspec.Raw, kind: Any) -> Any:
     """Decode with 5.0 counting as 5, because JSON Schema does not distinguish the two.
 
     Raises what msgspec raises, and RecursionError: a decoder stops at the first misfit, and what
     follows it may not be JSON.
     """
-    return msgspec.convert(_floats_to_ints(decode_json(body)), kind)
+    return msgspec.convert(_floats_to_ints(decode_json(text)), kind)
 
 
 def _floats_to_ints(value: Any) -> Any:
@@ -111,21 +125,90 @@ def _floats_to_ints(value: Any) -> Any:
             return value
 
 
-def to_field_problem(error: msgspec.ValidationError, kind: Any) -> FieldProblem:
-    """Return msgspec's error about a value of `kind` as a field problem in plain words."""
+def _field_problems(
+    error: msgspec.ValidationError,
+    body: bytes,
+    kind: Any,
+    decode_value: Callable[[msgspec.Raw, Any], Any],
+) -> list[FieldProblem]:
+    """Return the problems of all fields of a body, for the `error` at the first one.
+
+    Of a field that has fields or items itself, its first problem is named. `decode_value`: decodes
+    one field as the body was decoded.
+    """
+    first = to_field_problem(error, kind)
+    struct = _struct_of(kind)
+    if struct is None or len(body) > _MAX_EXPLAINED_BYTES:
+        return [first]
+    try:
+        given = decode_json(body, dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return [first]
+    found = list(islice(_each_problem(given, struct, decode_value), _MAX_PROBLEMS))
+    # It is not among them if a field occurs twice, or if it is about several fields.
+    return found if first in found else [first, *found]
+
+
+def _each_problem(
+    given: Mapping[str, msgspec.Raw],
+    struct: type[msgspec.Struct],
+    decode_value: Callable[[msgspec.Raw, Any], Any],
+) -> Iterator[FieldProblem]:
+    """Yield the problem of each field in the order of msgspec: as they were sent, then missing."""
+    fields = _fields_of(struct)
+    for name, value in given.items():
+        field = fields.get(name)
+        if field is None:
+            if struct.__struct_config__.forbid_unknown_fields and len(name) <= _MAX_NAME:
+                yield FieldProblem(name, unknown_field_message(name, fields))
+            continue
+        try:
+            decode_value(value, field.type)
+        except msgspec.ValidationError as exc:
+            yield to_field_problem(exc, struct, name)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue  # no value of JSON: the error at the first wrong field is the answer
+    for name, field in fields.items():
+        if field.required and name not in given:
+            yield FieldProblem(name, "is missing")
+
+
+def _struct_of(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct of a body, which may also be null; None: it has no such fields."""
+    kinds = [one for one in get_args(kind) or (kind,) if one is not NoneType]
+    if len(kinds) != 1 or not isinstance(kinds[0], type(msgspec.Struct)):
+        return None
+    struct: type[msgspec.Struct] = kinds[0]
+    config = struct.__struct_config__
+    return None if config.array_like or config.tag_field is not None else struct
+
+
+@cache
+def _fields_of(struct: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
+    return {field.encode_name: field for field in msgspec.structs.fields(struct)}
+
+
+def to_field_problem(error: msgspec.ValidationError, kind: Any, at: str = "") -> FieldProblem:
+    """Return msgspec's error about a value of `kind` as a field problem in plain words.
+
+    `at`: the error is about this field of the value.
+    """
     text = str(error)
     if len(text) > _MAX_ERROR:  # it repeats a name of the body, which may be as long as that
         text = f"{text[: _MAX_ERROR // 2]}…{text[-_MAX_ERROR // 2 :]}"
     match = _ERROR_AND_PATH.fullmatch(text)
     assert match is not None
     path = to_field_path(match["path"] or "$")
+    if at:
+        inner = "" if path == _BODY else path
+        path = f"{at}.{inner}" if inner and not inner.startswith("[") else f"{at}{inner}"
     field = _FIELD_ERROR.fullmatch(match["message"])
     if field is None:
         return FieldProblem(path, validation_message(match["message"], kind, path))
-    name = field["name"] if path == "body" else f"{path}.{field['name']}"
+    name = field["name"] if path == _BODY else f"{path}.{field['name']}"
     if field["what"] == "missing required":
         return FieldProblem(name, "is missing")
-    known = getattr(kind, "__struct_encode_fields__", ()) if path == "body" else ()
+    known = getattr(kind, "__struct_encode_fields__", ()) if path == _BODY else ()
     return FieldProblem(name, unknown_field_message(name, known))
 
 

@@ -66,7 +66,8 @@ class AckIdStatus(msgspec.Struct, kw_only=True):
 class Problem(msgspec.Struct, kw_only=True):
     """Describe problem details (RFC 9457).
 
-    `results` where all ack ids of the request are late; `limit` names the quota that is used up.
+    `errors` names every wrong field of a body, or the first one of a body beyond 64 KiB. `results`
+    where all ack ids of the request are late; `limit` names the quota that is used up.
     """
 
     type: str
