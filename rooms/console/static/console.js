@@ -243,3 +243,6 @@ for (const area of document.querySelectorAll("[data-preview]")) {
     }, PREVIEW_DELAY_MS);
   });
 }
+
+// A browser cannot lead to a wrong field that is folded.
+document.addEventListener("invalid", (event) => event.target.closest("details")?.setAttribute("open", ""), true);

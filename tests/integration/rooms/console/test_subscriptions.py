@@ -1,5 +1,6 @@
 """Test the pages about subscriptions."""
 
+import re
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -15,6 +16,7 @@ from tests.support.log_rows import logging
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 SECRET = "whsec_"
+MORE = "<summary>More settings</summary>"
 
 
 async def token(browser: Browser) -> dict[str, str]:
@@ -226,6 +228,60 @@ async def test_a_subscription_is_created(browser: Browser, kind: str) -> None:
         assert found["headers"] == {"X-Token": "***", "X-Two": "***"}
         assert found["terminal_statuses"] == [401, 403]
         assert (found["delivery_attempts"], found["cloud_events"]) == (7, True)
+
+
+def named(html: str) -> list[str]:
+    """Return the names of the fields that a person sees in a part of a page."""
+    return re.findall(r'<(?:textarea|select|input(?! type="hidden"))[^>]* ?name="(\w+)"', html)
+
+
+@pytest.mark.parametrize("kind", ["PUSH", "PULL"])
+async def test_few_fields_are_shown_before_the_others(browser: Browser, kind: str) -> None:
+    room = (await browser.api.room("shop"))["id"]
+    at = f"/console/rooms/{room}/subscriptions/new"
+    await browser.sign_in("developer")
+    form = await browser.get(f"{at}?type={kind}")
+    first, _, more = form.html.partition(f'action="{at}"')[2].partition(f"<details>\n{MORE}")
+    url = ["push_url"] if kind == "PUSH" else []
+    assert named(first) == ["name", *url, "event_types", "filter"]
+    folded = named(more.partition("</details>\n  <p class")[0])
+    assert {"ordered", "message_expiration_ms", "start_at", "operational"} < set(folded)
+    assert ("timeout_ms" in folded, "max_receives" in folded) == (kind == "PUSH", kind == "PULL")
+    unknown = await browser.submit(form, at, name="crm", event_types="unknown")
+    assert (unknown.status, f"<details>\n{MORE}" in unknown.html) == (422, True)
+    typed = await browser.submit(unknown, at, start_at="2026-01-01T00:00")
+    assert (typed.status, f"<details open>\n{MORE}" in typed.html) == (422, True)
+
+
+async def test_every_wrong_field_is_marked(browser: Browser) -> None:
+    _, crm = await world(browser.api)
+    room = (await now(browser, crm))["room_id"]
+    at = f"/console/rooms/{room}/subscriptions/new"
+    await browser.sign_in("developer")
+    wrong = await browser.submit(
+        await browser.get(at),
+        at,
+        name="a b",
+        push_url="https://hooks.example.com/in",
+        delivery_attempts="-1",
+        delivery_jitter="7",
+        terminal_statuses="401, 1",
+    )
+    assert wrong.status == 422
+    marked = re.findall(r'name="(\w+)"[^>]*aria-invalid="true"', wrong.html)
+    assert marked == ["name", "terminal_statuses", "delivery_attempts", "delivery_jitter"]
+    assert wrong.html.count('<span class="wrong">') == 4
+    assert "terminal_statuses[1]: must be a whole number, at least 100" in wrong.text
+    assert f"<details open>\n{MORE}" in wrong.html
+
+
+async def test_settings_that_are_set_are_shown(browser: Browser) -> None:
+    room, crm = await world(browser.api)
+    slow = await browser.api.subscription(room, "slow", timeout_ms=20_000)
+    await browser.sign_in("developer")
+    for identity, tag in ((crm, "<details>"), (slow["id"], "<details open>")):
+        page = await browser.get(f"/console/subscriptions/{identity}/edit")
+        assert f"{tag}\n{MORE}" in page.html
 
 
 async def submit(browser: Browser, page: Document, action: str, fields: dict[str, str]) -> Document:
