@@ -2,13 +2,14 @@
 
 from contextlib import suppress
 from datetime import datetime
+from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rooms.cli.context import CliSession, Command, Group, pass_session, renamed
-from rooms.cli.errors import ProblemError
+from rooms.cli.errors import CliError, ProblemError
 from rooms.cli.options import (
     Paging,
     filter_options,
@@ -22,6 +23,7 @@ from rooms.cli.options import (
     set_fields,
 )
 from rooms.domain.ids import COUNTER_DIGITS
+from rooms.domain.state_machine import State
 
 if TYPE_CHECKING:
     from rooms.cli.client import ApiClient
@@ -37,6 +39,7 @@ _MESSAGE_COLUMNS = {
 }
 
 _MAX_NAMES = 20
+_WAITING = {State.QUEUED, State.SCHEDULED}
 _DELAYED_KINDS = {"published", "retry_scheduled", "restored"}
 _DELIVERY_COLUMNS = {
     "id": "id",
@@ -259,8 +262,34 @@ def deliveries(session: CliSession, /, *, subscription: str, **wanted: Any) -> N
 @click.argument("delivery_id")
 @pass_session
 def redeliver(session: CliSession, /, *, delivery_id: str) -> None:
-    """Send a delivery again, with new attempts."""
+    """Send a delivery again, with new attempts: a sidelined, expired, cancelled or dropped one.
+
+    `rooms subscription retry` sends at once what waits for its next attempt.
+    """
+    path = f"/deliveries/{parse_id(delivery_id)}"
     with session.client() as client:
-        answer = client.call("POST", f"/deliveries/{parse_id(delivery_id)}/redeliver")
+        try:
+            answer = client.call("POST", f"{path}/redeliver")
+        except ProblemError as exc:
+            exc.advice = _advise(client, path, exc.status)
+            raise
     if answer is not None:
         session.output().resource(answer)
+
+
+def _advise(client: "ApiClient", path: str, status: int) -> str:
+    """Return the better command where a delivery is unknown, or waits for its next attempt."""
+    if status == HTTPStatus.NOT_FOUND:
+        return (
+            "`rooms deliveries SUBSCRIPTION` lists deliveries; "
+            "`rooms subscription retry SUBSCRIPTION` sends at once what waits for a retry"
+        )
+    if status == HTTPStatus.CONFLICT:
+        with suppress(CliError):
+            found = client.call("GET", path)
+            if found["state"] in _WAITING and found["attempt"]:
+                return (
+                    f"it waits for a retry: `rooms subscription retry {found['subscription_id']}`"
+                    " sends at once what waits for one"
+                )
+    return ""

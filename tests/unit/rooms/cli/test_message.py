@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.cli_runner import Terminal
-from tests.support.fake_api import FakeRooms
+from tests.support.fake_api import Answer, FakeRooms, Seen, problem
 
 ROOM = "/v1/rooms/1000"
 
@@ -132,3 +132,40 @@ def test_former_names_are_not_listed(terminal: Terminal) -> None:
     helps = [terminal.done(*group, "--help") for group in ((), ("message",), ("subscription",))]
     for former in ("buckets", "journey", "advise", "recover", "withdraw", "move ", "try-filter"):
         assert f"  {former}" not in "".join(helps)
+
+
+@pytest.mark.parametrize(
+    ("state", "attempt", "status", "advised"),
+    [
+        (None, None, 404, "`rooms subscription retry SUBSCRIPTION` sends at once"),
+        ("queued", 3, 409, "it waits for a retry: `rooms subscription retry "),
+        ("scheduled", 1, 409, "it waits for a retry: `rooms subscription retry "),
+        ("queued", 0, 409, None),
+        ("delivered", 1, 409, None),
+    ],
+)
+def test_what_waits_for_a_retry_is_sent_by_another_command(
+    terminal: Terminal,
+    fake: FakeRooms,
+    *,
+    state: str | None,
+    attempt: int | None,
+    status: int,
+    advised: str | None,
+) -> None:
+    def answer(seen: Seen) -> Answer | None:
+        if seen.method == "POST":
+            return problem(status, "Conflict", f"it is {state}")
+        found = {"state": state, "attempt": attempt, "subscription_id": fake.identity(1)}
+        return 200, found
+
+    fake.interfere = answer
+    refused = terminal.run("redeliver", fake.identity(700))
+    assert refused.exit_code == 1
+    assert "it is" in refused.stderr
+    if advised is None:
+        assert "rooms subscription retry" not in refused.stderr
+    else:
+        assert advised in refused.stderr
+        assert (fake.identity(1) in refused.stderr) is (status == 409)
+    assert "rooms subscription retry" in terminal.done("redeliver", "--help")
