@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.api import usage
+from rooms.db.quotas import estimate_stored, limited_stores
 from rooms.db.usage.read import list_usage
 from rooms.errors import RateLimitedError
 from tests.integration.rooms.api.test_usage import counted
@@ -103,6 +104,23 @@ async def test_quotas_are_shown_with_their_use(browser: Browser, room: int) -> N
     page = await browser.get(PATH)
     assert "of 4" in page.text
     assert "of the limit" in page.html
+
+
+@pytest.mark.usefixtures("room")
+async def test_stored_messages_are_counted_up_to_their_limit_only(
+    browser: Browser,
+) -> None:
+    own = (await browser.api.call("GET", "/whoami")).json()["organisation"]["id"]
+    path = f"/organisations/{own}/quotas"
+    await sign_in_platform(browser, "platform", "owner")
+    for most, shown in ((4, "3 of 4"), (3, "3 or more of 3"), (2, "2 or more of 2")):
+        limits = {"stored_messages": most, "messages_per_day": 9}
+        await browser.api.call("PATCH", path, "platform", json=limits)
+        for store in await limited_stores(browser.api.services.engine):
+            await estimate_stored(browser.api.services.engine, store)
+        assert f"Stored messages {shown}" in (await browser.get(PATH)).text
+        one = await browser.get(f"/console/administration/organisations/{own}")
+        assert f"used: {shown.partition(' of')[0]}" in one.text
 
 
 @pytest.mark.usefixtures("room")
