@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -27,7 +27,7 @@ _INNER_START: Final = re.compile(f"([;\t][\"' ]*)([{re.escape(''.join(_FORMULA_S
 
 async def while_key_lasts(
     services: ApiServices, principal: Principal, chunks: AsyncIterator[bytes]
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield the chunks of an answer, while its key is neither revoked, nor narrowed, nor over.
 
     A key of a suspended organisation goes on, because it may read.

@@ -16,6 +16,7 @@ from rooms.api.exports import CSV_MEDIA_TYPE, csv_lines, while_key_lasts
 from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import Since, Until, parse_id, parse_time
+from rooms.api.stream_task import in_own_task
 from rooms.db import journal as records
 from rooms.db.connection import transaction
 from rooms.domain.ids import OrganisationId
@@ -153,7 +154,7 @@ async def export_journal(
     rows = _csv_rows if file_format == "csv" else _ndjson_rows
     media_type = CSV_MEDIA_TYPE if file_format == "csv" else _NDJSON
     return Stream(
-        while_key_lasts(services, principal, rows(services, organisation)),
+        in_own_task(while_key_lasts(services, principal, rows(services, organisation))),
         headers={
             # The route's media type, which documents NDJSON, would replace that of the stream.
             "Content-Type": media_type,

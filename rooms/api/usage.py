@@ -22,6 +22,7 @@ from rooms.api.journal import ALL, OrganisationQuery
 from rooms.api.openapi import TableOperation
 from rooms.api.pagination import Cursor, Limit, PageRequest
 from rooms.api.params import IdPath, parse_id, parse_time
+from rooms.api.stream_task import in_own_task
 from rooms.api.subscriptions import parse_subscription
 from rooms.db.catalog.subscriptions import find_visible_subscription
 from rooms.db.connection import transaction, wait_for_share
@@ -217,7 +218,7 @@ async def export_usage(
         principal, organisation_id, by, (per, since, until), now, application=application, own=own
     )
     return Stream(
-        while_key_lasts(services, principal, _csv_rows(services, query, complete)),
+        in_own_task(while_key_lasts(services, principal, _csv_rows(services, query, complete))),
         headers={
             "Content-Type": CSV_MEDIA_TYPE,
             "Content-Disposition": 'attachment; filename="usage.csv"',

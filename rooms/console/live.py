@@ -11,7 +11,7 @@ that it is not connected: a network that is gone reports no error.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -21,6 +21,7 @@ from litestar import get
 from litestar.response import Stream
 
 from rooms.api.fast_routes import App, end_with_input
+from rooms.api.stream_task import in_own_task
 from rooms.console.page import DOWNLOAD, FRAGMENT_HEADER, HOME, PORTAL, PageDep
 from rooms.console.sessions import is_portal_path
 from rooms.errors import FieldProblem, InvalidError, RateLimitedError, UnauthenticatedError
@@ -67,7 +68,7 @@ class LiveStreams:
 
     def open(
         self, scope: Mapping[str, Any], organisation: str, session: str, target: str
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Return the events of a page's stream. RateLimitedError, InvalidError."""
         try:
             parts = urlsplit(target)
@@ -80,7 +81,8 @@ class LiveStreams:
             raise InvalidError(_NO_PAGE)
         if self._is_full(organisation, session):
             raise RateLimitedError("too many pages of the console are live; reload this one")
-        return self._bounded(organisation, session, self._events(scope, path, parts.query))
+        events = self._events(scope, path, parts.query)
+        return in_own_task(self._bounded(organisation, session, events))
 
     def _is_full(self, organisation: str, session: str) -> bool:
         return (
@@ -91,7 +93,7 @@ class LiveStreams:
 
     async def _bounded(
         self, organisation: str, session: str, events: AsyncGenerator[bytes, None]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield events, and count the stream while it lasts."""
         if self._is_full(organisation, session):  # others began since this one was admitted
             yield _END

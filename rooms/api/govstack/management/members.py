@@ -29,6 +29,7 @@ from rooms.api.govstack.management.delegation import (
 from rooms.api.govstack.operations import Reply, hiding, problem
 from rooms.api.pagination import MAX_LIMIT
 from rooms.api.params import IdPath
+from rooms.api.stream_task import in_own_task
 from rooms.db.connection import wait_for_share
 from rooms.domain.sharing import Organisation
 from rooms.errors import ConflictError, FieldProblem, InvalidError
@@ -68,7 +69,7 @@ def export_route(
         is_csv = file_format == "csv"
         rows = _csv(first, pages, columns) if is_csv else _array(first, pages, to_item)
         return Stream(
-            while_key_lasts(call.services, call.principal, rows),
+            in_own_task(while_key_lasts(call.services, call.principal, rows)),
             headers={
                 "Content-Type": CSV_MEDIA_TYPE if is_csv else JSON,
                 _DISPOSITION: f'attachment; filename="export.{file_format}"',

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
 
+import anyio
 import pytest
 
+from rooms.api.fast_routes import App
 from rooms.console import live
 from rooms.console.live import (
     MAX_STREAMS,
@@ -75,7 +77,7 @@ async def test_a_stream_beats_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -
     found = [(await anext(events)).decode() for _ in range(4)]
     assert found == ['data: "a"\n\n', *3 * ["event: same\ndata: same\n\n"]]
     assert len(app.scopes) == 1
-    await events.aclose()  # type: ignore[attr-defined]
+    await events.aclose()
 
 
 @pytest.mark.parametrize(
@@ -123,13 +125,13 @@ async def test_streams_of_an_organisation_take_no_place_of_others() -> None:
     held.append(streams.open(SCOPE, "few", "s", "/console"))
     assert (await anext(held[-1])).startswith(b"data:")
     for events in held:
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()
 
 
 async def test_streams_of_a_session_and_of_the_process_are_bounded() -> None:
     streams = streams_over(FakeConsole((200, "a")))
 
-    async def hold(session: str) -> AsyncIterator[bytes]:
+    async def hold(session: str) -> AsyncGenerator[bytes, None]:
         events = streams.open(SCOPE, f"of {session}", session, "/console")
         await anext(events)
         return events
@@ -140,11 +142,11 @@ async def test_streams_of_a_session_and_of_the_process_are_bounded() -> None:
     held += [await hold(f"s{number}") for number in range(MAX_STREAMS - MAX_STREAMS_OF_SESSION)]
     with pytest.raises(RateLimitedError):
         streams.open(SCOPE, "o", "another", "/console")
-    await held[0].aclose()  # type: ignore[attr-defined]
+    await held[0].aclose()
     held[0] = await hold("another")
     for events in held:
-        await events.aclose()  # type: ignore[attr-defined]
-    await (await hold("one")).aclose()  # type: ignore[attr-defined]
+        await events.aclose()
+    await (await hold("one")).aclose()
 
 
 async def test_streams_that_are_admitted_at_once_are_bounded() -> None:
@@ -153,7 +155,7 @@ async def test_streams_that_are_admitted_at_once_are_bounded() -> None:
     first = [await anext(events) for events in many]
     assert sum(event.startswith(b"data:") for event in first) == MAX_STREAMS_OF_SESSION
     for events in many:
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()
 
 
 async def test_streams_end_when_the_process_stops() -> None:
@@ -171,3 +173,30 @@ async def test_a_stream_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(live, "MAX_STREAM_S", 0.05)
     events = await collect(streams_over(FakeConsole((200, "a"))).open(SCOPE, "o", "s", "/console"))
     assert events[-1].startswith("event: end")
+
+
+async def test_a_reader_that_leaves_cancels_the_page_once() -> None:
+    """The cancellations of anyio, which Litestar uses, are repeated until a task has ended."""
+    waits, cancelled = asyncio.Event(), 0
+
+    async def console(_scope: Any, _receive: Any, _send: Any) -> None:
+        nonlocal cancelled
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled += 1
+            for _ in range(5):  # as long as it takes to end a statement
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    cancelled += 1
+            raise
+
+    streams = LiveStreams()
+    streams.app = cast(App, console)
+    async with anyio.create_task_group() as group:
+        group.start_soon(collect, streams.open(SCOPE, "o", "s", "/console"))
+        await waits.wait()
+        group.cancel_scope.cancel()
+    assert cancelled == 1
