@@ -6,10 +6,11 @@ const connection = document.getElementById("connection");
 
 // On a phone a row of a table is shown as a card, in which each cell has the name of its column.
 function nameCells(part) {
-  for (const table of part.querySelectorAll(".scroll > table")) {
-    const names = [...table.querySelectorAll("thead th")].map((one) => one.textContent.trim());
+  for (const table of part.querySelectorAll(".scroll table")) {
+    // Its own rows only: a cell may have a table in it, with columns of its own.
+    const names = [...(table.tHead?.rows ?? [])].flatMap((row) => [...row.cells]).map((one) => one.textContent.trim());
     if (names.length === 0) continue;
-    for (const row of table.querySelectorAll("tbody tr")) {
+    for (const row of [...table.tBodies].flatMap((body) => [...body.rows])) {
       [...row.cells].forEach((cell, index) => {
         if (index > 0 || cell.matches(".num") || cell.firstElementChild?.matches("input")) cell.dataset.label = names[index] ?? "";
         const isBare = ["", "–"].includes(cell.textContent.trim()) && !cell.querySelector("input, svg");

@@ -154,6 +154,31 @@ def test_a_table_is_read_as_cards_on_a_phone(opened: Open, world: World) -> None
     assert max(widths) <= 0
 
 
+def test_a_table_in_a_card_has_the_names_of_its_own_columns(opened: Open) -> None:
+    window = opened(width=NARROW)
+    window.open("/console/administration/journal")
+    changes = window.page.locator("table.difference")
+    assert changes.count()
+    for number in range(changes.count()):
+        cells = changes.nth(number).locator("td")
+        labels = cells.evaluate_all("cells => cells.map(cell => cell.dataset.label)")
+        assert labels == ["Before", "After"] * (len(labels) // 2)
+    window.check()
+
+
+def test_a_row_that_is_moved_sideways_shows_that_there_is_more(opened: Open, world: World) -> None:
+    window = opened()
+    window.open(f"/console/rooms/{world.room}")
+    for part in (".bar nav", ".tabs"):
+        row = window.page.locator(part).first
+        with window.width(NARROW):
+            assert row.evaluate("row => row.scrollWidth > row.clientWidth")
+            assert "gradient" in row.evaluate("row => getComputedStyle(row).backgroundImage")
+        assert row.evaluate("row => row.scrollWidth <= row.clientWidth")
+        assert row.evaluate("row => getComputedStyle(row).backgroundImage") == "none"
+    window.check()
+
+
 def test_the_shortcut_leads_to_the_search(opened: Open) -> None:
     window = opened()
     window.page.keyboard.press("/")
