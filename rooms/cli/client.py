@@ -8,10 +8,10 @@ from math import isfinite
 from typing import Any, Self
 
 import click
-import httpx
 
 from rooms.cli.address import is_loopback
 from rooms.cli.errors import CliError, ProblemError, UnreachableError
+from rooms.cli.http_library import httpx
 
 MAX_PAGE = 200
 _TIMEOUT_S = 30.0

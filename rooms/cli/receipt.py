@@ -179,9 +179,8 @@ def _service_url(session: CliSession) -> str:
 
 
 def _fetch(url: str) -> bytes:
-    import httpx
-
     from rooms.cli.address import is_loopback
+    from rooms.cli.http_library import httpx
 
     found = b""
     try:
