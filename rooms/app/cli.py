@@ -13,6 +13,7 @@ import click
 
 from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.module_loading import module_loading
 
 if TYPE_CHECKING:
     from rooms.app.doctor import DoctorReport
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 @pass_session
 def serve(session: CliSession) -> None:
     """Run the API on ROOMS_LISTEN, until SIGTERM or Ctrl-C."""
-    from rooms.app.api import run_api
-    from rooms.cli.backends import environment_installation
+    with module_loading():
+        from rooms.app.api import run_api
+        from rooms.cli.backends import environment_installation
 
     joined = environment_installation(session)
     run_api(joined.settings, joined.database_url)
@@ -34,8 +36,9 @@ def serve(session: CliSession) -> None:
 @pass_session
 def worker(session: CliSession) -> None:
     """Run a push worker, until SIGTERM or Ctrl-C. Start one for each core."""
-    from rooms.app.worker import run_worker
-    from rooms.cli.backends import environment_installation
+    with module_loading():
+        from rooms.app.worker import run_worker
+        from rooms.cli.backends import environment_installation
 
     joined = environment_installation(session)
     run_worker(joined.settings, joined.database_url)
@@ -45,8 +48,9 @@ def worker(session: CliSession) -> None:
 @pass_session
 def upkeep(session: CliSession) -> None:
     """Run the maintenance tasks, until SIGTERM or Ctrl-C. Several processes share the tasks."""
-    from rooms.app.maintenance import run_maintenance
-    from rooms.cli.backends import environment_installation
+    with module_loading():
+        from rooms.app.maintenance import run_maintenance
+        from rooms.cli.backends import environment_installation
 
     joined = environment_installation(session)
     run_maintenance(joined.settings, joined.database_url)
@@ -59,8 +63,9 @@ def relay(session: CliSession) -> None:
 
     Needed only where BROKER_URL is not PostgreSQL.
     """
-    from rooms.app.relay import run_relay
-    from rooms.cli.backends import environment_installation
+    with module_loading():
+        from rooms.app.relay import run_relay
+        from rooms.cli.backends import environment_installation
 
     joined = environment_installation(session)
     if not joined.settings.uses_relay:
@@ -80,8 +85,9 @@ def standalone(session: CliSession, *, standby: bool) -> None:
 
     The relay runs only where BROKER_URL is not PostgreSQL.
     """
-    from rooms.app.standalone import run_standalone
-    from rooms.cli.backends import environment_installation
+    with module_loading():
+        from rooms.app.standalone import run_standalone
+        from rooms.cli.backends import environment_installation
 
     joined = environment_installation(session)
     run_standalone(joined.settings, joined.database_url, standby=standby)
@@ -116,8 +122,9 @@ def handlers(session: CliSession, /, *, target: str, organisation: str | None) -
 
     TARGET is MODULE:NAME of a delivery.handlers.Handlers instance.
     """
-    from rooms.app.handlers import load_handlers, run_handlers
-    from rooms.cli.backends import environment_installation
+    with module_loading():
+        from rooms.app.handlers import load_handlers, run_handlers
+        from rooms.cli.backends import environment_installation
 
     try:
         found = load_handlers(target)

@@ -20,6 +20,7 @@ import click
 from rooms.cli.address import local_url
 from rooms.cli.context import API_KEY_FILE, DATABASE_URL_FILE, CliSession, Command, pass_session
 from rooms.cli.errors import CliError
+from rooms.cli.module_loading import module_loading
 from rooms.domain.role import Role
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ class DevContext:
 
     def prepare(self, url: str) -> None:
         """Migrate the database and write the files. Called while the data folder is locked."""
-        from rooms.cli.database import admin_key, create_sign_in_link, migrate_database
-        from rooms.local.pidfile import write_private
+        with module_loading():
+            from rooms.cli.database import admin_key, create_sign_in_link, migrate_database
+            from rooms.local.pidfile import write_private
 
         self.holds_data_dir = True
         reset_metrics_dir(self.metrics)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from rooms.cli.module_loading import module_loading
 from rooms.domain.state_machine import State
 from rooms.settings import read_settings
 
@@ -251,12 +252,13 @@ _RUNNERS: Final = {
 
 def main() -> None:
     command, point = sys.argv[1:]
-    POINTS[point].arm()
     settings = read_settings(os.environ)
     assert settings.database_url is not None
     module, name = _RUNNERS[command]
-    # Only its own module: those of the API take a second, and a test starts several processes.
-    run = getattr(importlib.import_module(module), name)
+    with module_loading():
+        POINTS[point].arm()
+        # Only its own module: those of the API take a second, and a test starts several processes.
+        run = getattr(importlib.import_module(module), name)
     run(settings, settings.database_url)
 
 
