@@ -19,6 +19,7 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 
 from tests.e2e.test_schemathesis import MODES, means_its_path
+from tests.support.api_client import plain_client
 from tests.support.polling import until
 from tests.support.room import POLICY
 from tests.support.service import Service
@@ -82,12 +83,11 @@ class Members:
 
     def v1(self, method: str, path: str, role: str, body: Any = None) -> Any:
         """Return the answer's body of a call that must succeed."""
-        answer = httpx.request(
-            method,
-            f"{self.service.url}/v1{path}",
-            headers={"Authorization": f"Bearer {self.keys[role]}"},
-            json=body,
-        )
+        headers = {"Authorization": f"Bearer {self.keys[role]}"}
+        with plain_client() as http:
+            answer = http.request(
+                method, f"{self.service.url}/v1{path}", headers=headers, json=body
+            )
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
 
@@ -97,7 +97,8 @@ class Members:
         """Call an operation of the specification."""
         headers = {**self.headers(role), **more.pop("headers", {})}
         at = f"{self.service.url}{PREFIX.format(**self.parts)}{path}"
-        return httpx.request(method, at, headers=headers, json=body, **more)
+        with plain_client() as http:
+            return http.request(method, at, headers=headers, json=body, **more)
 
 
 class Contract:

@@ -8,7 +8,6 @@ import json
 import signal
 import time
 from collections import Counter
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from rooms.domain.delivery_task import DeliveryTask
 from rooms.domain.state_machine import State
 from rooms.domain.work_location import SCHEDULED, TO_RELAY, BrokerMode
+from tests.support.api_client import is_live
 from tests.support.installation import Installation, installed
 from tests.support.installation import until as comes
 from tests.support.polling import until
@@ -33,12 +33,6 @@ LATE_MS = 30_000
 LOOKAHEAD_S = 60
 NOWHERE = "stomp://unknown:wrong@127.0.0.1:1"
 """A broker that is always away: what comes due does not ask it."""
-
-
-def live(process: Process) -> bool:
-    with suppress(httpx.TransportError):
-        return httpx.get(f"{process.url}/health/live").status_code == httpx.codes.OK
-    return False
 
 
 def publish(crew: Crew, process: Process, place: Place, payload: object, **fields: Any) -> None:
@@ -78,7 +72,7 @@ def test_one_process(crew: Crew, place: Place, sink: Sink) -> None:
     """API, worker and upkeep in one: killed with messages waiting, it delivers them when it is started again."""
     hook = place.push()
     alone = crew.start("standalone")
-    until(lambda: live(alone), "the API", within_s=START_S)
+    until(lambda: is_live(alone.url), "the API", within_s=START_S)
     publish(crew, alone, place, 0)
     state = "SELECT state::text FROM deliveries WHERE room_id = %s"
     until(
@@ -99,14 +93,14 @@ def test_a_standby_takes_over(crew: Crew, place: Place, sink: Sink) -> None:
     """Of two standbys one is in charge; killed, the other opens its API and delivers what comes due."""
     hook = place.push()
     first = crew.start("standalone", options=["--standby"])
-    until(lambda: live(first), "the first to be in charge", within_s=START_S)
+    until(lambda: is_live(first.url), "the first to be in charge", within_s=START_S)
     second = crew.start("standalone", options=["--standby"])
     until(lambda: "standing by" in second.reported(), "the second to stand by", within_s=START_S)
     publish_late(crew, first, place, range(DELAYED))
-    assert not live(second)
+    assert not is_live(second.url)
     first.kill()
     time_has_come(crew, place)
-    until(lambda: live(second), "the second to be in charge", within_s=START_S)
+    until(lambda: is_live(second.url), "the second to be in charge", within_s=START_S)
     publish(crew, second, place, DELAYED)
     until(lambda: len(came(sink, hook.path)) == DELAYED + 1, "everything")
     assert set(came(sink, hook.path).values()) == {1}
@@ -124,7 +118,7 @@ def test_a_standby_takes_over_from_one_that_hangs(
         crew.broker = {"ELECTION_URL": request.getfixturevalue("zookeeper_url")}
     hook = place.push()
     active = crew.start("standalone", options=["--standby"])
-    until(lambda: live(active), "the first to be in charge", within_s=START_S)
+    until(lambda: is_live(active.url), "the first to be in charge", within_s=START_S)
     took_s: list[float] = []
     for turn in range(3):
         standby = crew.start("standalone", options=["--standby"])
@@ -137,7 +131,7 @@ def test_a_standby_takes_over_from_one_that_hangs(
         active.process.send_signal(signal.SIGSTOP)
         try:
             until(
-                lambda of=standby: live(of),  # type: ignore[misc]
+                lambda of=standby: is_live(of.url),  # type: ignore[misc]
                 "the next to be in charge",
                 within_s=START_S,
                 pause_s=0.02,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from tests.support.api_client import plain_client
 from tests.support.polling import until
 from tests.support.room import EVENT_TYPE, Place
 from tests.support.webhook_sink import Arrival, Reply
@@ -86,7 +87,7 @@ class Load:
 
     def _client(self) -> httpx.Client:
         http = self.place.service.http
-        return httpx.Client(base_url=http.base_url, headers=dict(http.headers), timeout=10)
+        return plain_client(base_url=http.base_url, headers=dict(http.headers), timeout=10)
 
     def _publish_until_stopped(self) -> None:
         path, run, number = f"/v1{self.place.at}/messages", secrets.token_hex(4), 0

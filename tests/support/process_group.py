@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from rooms.cli.database import create_key
 from rooms.domain.state_machine import Scope
 from rooms.local.services import free_port
 from tests.support import stall_guard
-from tests.support.api_client import Client
+from tests.support.api_client import Client, is_live, plain_client
 from tests.support.polling import PATIENCE_S, until
 from tests.support.service import ROOT, START_S, environment_of
 
@@ -112,7 +112,7 @@ class Crew(Client):
 
     def at(self, process: Process) -> httpx.Client:
         """Return a client of another API than the one that stays."""
-        return httpx.Client(base_url=process.url, headers=dict(self.http.headers), timeout=60)
+        return plain_client(base_url=process.url, headers=dict(self.http.headers), timeout=60)
 
     def _environment(self, port: int) -> Mapping[str, str]:
         return {
@@ -127,9 +127,7 @@ class Crew(Client):
     def _await_live(self, process: Process) -> None:
         def live() -> bool:
             assert process.process.poll() is None, process.reported()
-            with suppress(httpx.TransportError):
-                return httpx.get(f"{process.url}/health/live").status_code == httpx.codes.OK
-            return False
+            return is_live(process.url)
 
         until(live, "the API", within_s=START_S)
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
-
 from rooms.local.services import free_port
+from tests.support.api_client import is_live
 from tests.support.polling import until
 from tests.support.service import STOP_S, Service, environment_of
 
@@ -30,10 +29,7 @@ def second_api(
 
         def answers() -> bool:
             assert process.poll() is None, log.read_text()
-            try:
-                return httpx.get(f"http://127.0.0.1:{port}/health/live").is_success
-            except httpx.TransportError:
-                return False
+            return is_live(f"http://127.0.0.1:{port}")
 
         until(answers, "the other process of the API")
         yield port
