@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import anyio
 import pytest
-from litestar import Litestar, get
 from litestar.response import Stream
 
 from rooms.api.stream_task import in_own_task
+from tests.support.leaving_client import request_and_leave
 
 
 class Source:
@@ -44,30 +43,7 @@ class Source:
 async def test_a_client_that_leaves_cancels_the_source_once() -> None:
     source = Source()
 
-    @get("/")
-    async def answer() -> Stream:
-        return Stream(in_own_task(source()))
-
-    requested = False
-
-    async def receive() -> dict[str, object]:
-        nonlocal requested
-        if not requested:
-            requested = True
-            return {"type": "http.request", "body": b"", "more_body": False}
-        await source.waits.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(_: object) -> None:
-        pass
-
-    app = Litestar([answer], openapi_config=None, logging_config=None)
-    scope: Any = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
-        "scheme": "http", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": "",
-        "headers": [], "client": None, "server": None, "state": {}, "extensions": {},
-    }  # fmt: skip
-    await app(scope, receive, send)  # type: ignore[arg-type]
+    await request_and_leave(lambda: Stream(in_own_task(source())), source.waits.wait)
     assert source.ended.is_set()
     assert source.cancelled == 1
 
