@@ -13,11 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.grants import rooms_with_due_grants
 from rooms.db.catalog.rooms import touch_shared_room
+from rooms.db.catalog.suspensions import ChangedSubscription
 from rooms.db.connection import autocommit, transaction
 from rooms.db.jobs.granted_subscriptions import NewJobId, reconcile_grants
 from rooms.db.notify import Channel, Notifier
 from rooms.domain.ids import OrganisationId, RoomId
-from rooms.domain.room import Subscription
 from rooms.domain.state_machine import SubscriptionType
 from rooms.errors import NotFoundError, StorageRefusedError
 
@@ -73,7 +73,9 @@ async def _apply(
     return True
 
 
-def notify_changed(notifier: Notifier, room: RoomId, changed: Sequence[Subscription]) -> None:
+def notify_changed(
+    notifier: Notifier, room: RoomId, changed: Sequence[ChangedSubscription]
+) -> None:
     """Notify every process of a room whose grants were applied, and log what has changed."""
     notifier.notify(Channel.CONFIG, str(room))
     for subscription in changed:

@@ -7,7 +7,7 @@ the walk, ends the job and lifts the suspension. If the process dies before it, 
 again. The job never fails, because the subscription would stay suspended (see `job_retries`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,6 +19,7 @@ from delivery.maintenance.job_retries import JobRetries
 from delivery.maintenance.jobs import JobHandler
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.rooms import lock_shared_room
+from rooms.db.catalog.suspensions import ChangedSubscription
 from rooms.db.connection import transaction
 from rooms.db.jobs.delete import BATCH
 from rooms.db.jobs.granted_subscriptions import (
@@ -31,7 +32,6 @@ from rooms.db.jobs.ungranted import UngrantedQueries
 from rooms.db.notify import Notifier
 from rooms.domain.ids import JobId, RoomId, SubscriptionId, room_of
 from rooms.domain.job import JobKind
-from rooms.domain.room import Subscription
 from rooms.errors import NotFoundError
 
 
@@ -156,7 +156,7 @@ class CancelUngrantedJob:
         walked: Cancellation | None,
     ) -> bool:
         """End the job, unless more must be cancelled than the walk has."""
-        changed: list[Subscription] | None = []
+        changed: Sequence[ChangedSubscription] | None = []
         try:
             async with transaction(self._engine) as connection:
                 # Routing reads event types, not the status: no table is out of date.

@@ -18,13 +18,13 @@ from rooms.api.params import IdPath, RoomPath, parse_id, parse_room, time_proble
 from rooms.db.catalog import grants as records
 from rooms.db.catalog.organisations import ListedOrganisation, find_members, resolve_organisation
 from rooms.db.catalog.rooms import ListedRoom, find_room, list_listed_rooms, touch_room
+from rooms.db.catalog.suspensions import ChangedSubscription
 from rooms.db.connection import transaction
 from rooms.db.jobs.granted_subscriptions import reconcile_grants
 from rooms.db.notify import Channel
 from rooms.domain.event_type_pattern import MAX_PATTERNS, PATTERN, check_pattern
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.principal import Principal
-from rooms.domain.room import Subscription
 from rooms.domain.sharing import EVERY_ORGANISATION, Grant, GrantId, GrantKind, SubscriptionPolicy
 from rooms.domain.state_machine import Scope, SubscriptionType
 from rooms.errors import FieldProblem, InvalidError
@@ -322,7 +322,9 @@ async def revoke_grant(
     notify_changed(services, room, changed)
 
 
-def notify_changed(services: ApiServices, room: RoomId, changed: Sequence[Subscription]) -> None:
+def notify_changed(
+    services: ApiServices, room: RoomId, changed: Sequence[ChangedSubscription]
+) -> None:
     """Notify every process of a room whose subscriptions' status changed."""
     services.notifier.notify(Channel.CONFIG, str(room))
     for subscription in changed:

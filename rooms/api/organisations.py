@@ -30,11 +30,13 @@ from rooms.api.params import IdPath, parse_id
 from rooms.db.catalog import organisations as records
 from rooms.db.catalog.api_keys import find_key
 from rooms.db.catalog.rooms import touch_rooms_under
-from rooms.db.catalog.subscription_states import (
-    Actor,
-    SubscriptionAction,
-    apply,
-    standing_of,
+from rooms.db.catalog.subscription_states import Actor, SubscriptionAction, standing_of
+from rooms.db.catalog.subscriptions import subscription_from_row
+from rooms.db.catalog.suspensions import (
+    ChangedSubscription,
+    StandingChange,
+    apply_suspensions,
+    read_pages,
     subscriptions_under,
 )
 from rooms.db.connection import transaction
@@ -376,45 +378,62 @@ async def _set_suspended(
     organisation: Organisation,
     *,
     suspended: bool,
-) -> Mapping[RoomId, Sequence[Subscription]]:
+) -> Mapping[RoomId, Sequence[ChangedSubscription]]:
     """Suspend, or lift, every subscription that depends on an organisation.
 
     Return the changed ones by room, for `_notify_all` after the commit. Its rooms without
     subscriptions are touched too: every process notices that they are closed. The subscriptions are
     read once their rooms are locked, so that no change of them is overwritten.
     """
-    action = SubscriptionAction.SUSPENDED if suspended else SubscriptionAction.REINSTATED
     owners = await touch_rooms_under(connection, organisation.id)
-    found = await subscriptions_under(connection, organisation.id)
-    changed: dict[RoomId, list[Subscription]] = {room: [] for room in owners}
-    for room, owner in owners.items():
-        for subscription in found.get(room, ()):
-            reasons = set()
-            if owner == organisation.id:
-                reasons.add(Suspension.OWNER_ORGANISATION)
-            if subscription.organisation_id == organisation.id:
-                reasons.add(Suspension.SUBSCRIBER_ORGANISATION)
-            standing = standing_of(subscription)
-            if suspended:
-                wanted = standing
-                for reason in sorted(reasons):
-                    wanted = suspend(wanted, reason)
-            else:
-                wanted = lift(standing, reasons)
-            if wanted != standing:
-                now = await apply(
-                    connection,
-                    subscription,
-                    wanted,
-                    Actor.of(principal),
-                    action,
-                    reason=f"organisation {organisation.name}",
-                )
-                changed[room].append(now)
+    changed: dict[RoomId, list[ChangedSubscription]] = {room: [] for room in owners}
+    async for rows in read_pages(connection, subscriptions_under(organisation.id)):
+        changes = [
+            change
+            for one in map(subscription_from_row, rows)
+            if one.room_id in owners
+            and (
+                change := _change_of(one, owners[one.room_id], organisation.id, suspended=suspended)
+            )
+        ]
+        applied = await apply_suspensions(
+            connection,
+            changes,
+            Actor.of(principal),
+            reason=f"organisation {organisation.name}",
+        )
+        for one in applied:
+            changed[one.room_id].append(one)
     return changed
 
 
-def _notify_all(services: ApiServices, changed: Mapping[RoomId, Sequence[Subscription]]) -> None:
+def _change_of(
+    subscription: Subscription,
+    owner: OrganisationId,
+    organisation: OrganisationId,
+    *,
+    suspended: bool,
+) -> StandingChange | None:
+    """Suspend a subscription with an organisation, or lift that; None: no change."""
+    reasons = set()
+    if owner == organisation:
+        reasons.add(Suspension.OWNER_ORGANISATION)
+    if subscription.organisation_id == organisation:
+        reasons.add(Suspension.SUBSCRIBER_ORGANISATION)
+    before = standing_of(subscription)
+    after, action = lift(before, reasons), SubscriptionAction.REINSTATED
+    if suspended:
+        after, action = before, SubscriptionAction.SUSPENDED
+        for reason in sorted(reasons):
+            after = suspend(after, reason)
+    if after == before:
+        return None
+    return StandingChange(subscription=subscription, standing=after, action=action)
+
+
+def _notify_all(
+    services: ApiServices, changed: Mapping[RoomId, Sequence[ChangedSubscription]]
+) -> None:
     """Notify every process of these rooms and of the subscriptions that changed in each."""
     for room, subscriptions in changed.items():
         notify_changed(services, room, subscriptions)

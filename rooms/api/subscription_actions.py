@@ -38,7 +38,7 @@ from rooms.db.catalog.subscription_states import (
 )
 from rooms.db.connection import transaction
 from rooms.db.notify import Channel
-from rooms.db.operational.outbox import add_event
+from rooms.db.operational.outbox import EventAbout, add_events
 from rooms.db.queries.throttle import get_lane, reset_lane
 from rooms.domain.attempt import ErrorClass
 from rooms.domain.operational_event import OperationalEvent
@@ -239,13 +239,10 @@ async def _set_status(
             was_disabled = SubscriptionStatus.DISABLED in {now.status, now.own_status}
             now = await apply(connection, now, standing, Actor.of(principal), action)
             if was_disabled and not is_pause:
-                await add_event(
-                    connection,
-                    OperationalEvent.ENDPOINT_RECOVERED,
-                    now.room_id,
-                    now.id,
-                    {"cause": "resumed"},
+                about = EventAbout(
+                    room_id=now.room_id, subscription_id=now.id, data={"cause": "resumed"}
                 )
+                await add_events(connection, OperationalEvent.ENDPOINT_RECOVERED, [about])
         elif restarts:
             now = await records.update_subscription(connection, now, {})
     services.notifier.notify(Channel.CONFIG, str(now.room_id))

@@ -43,7 +43,12 @@ from rooms.db.catalog.entitlements import entitlements
 from rooms.db.catalog.organisations import ListedOrganisation
 from rooms.db.catalog.rooms import room_not_found
 from rooms.db.catalog.subscription_requests import count_requests
-from rooms.db.catalog.subscription_states import Actor, record_created, suspensions_of
+from rooms.db.catalog.subscription_states import (
+    Actor,
+    SubscriptionAction,
+    record_all,
+    suspensions_of,
+)
 from rooms.db.connection import transaction
 from rooms.db.jobs.jobs import create_job
 from rooms.db.jobs.requests import check_open_jobs, count_open_jobs
@@ -269,8 +274,12 @@ async def _record(
     for creation, new in created.items():
         if new.start_at is not None and status is not SubscriptionStatus.PENDING:
             await replay_history(connection, creation.services, new, new.start_at)
-    await record_created(
-        connection, [(new, Actor.of(one.principal)) for one, new in created.items()]
+    await record_all(
+        connection,
+        [
+            (new, Actor.of(one.principal), SubscriptionAction.CREATED)
+            for one, new in created.items()
+        ],
     )
     await append(connection, *[creation.change.new_entry() for creation in created])
 

@@ -52,12 +52,13 @@ from rooms.db.catalog.access import Patterns, RoomAccess, find_access
 from rooms.db.catalog.organisations import ListedOrganisation, find_members
 from rooms.db.catalog.subscription_requests import forget_changes
 from rooms.db.catalog.subscription_states import SubscriptionAction
+from rooms.db.catalog.suspensions import ChangedSubscription
 from rooms.db.connection import transaction
 from rooms.db.jobs.granted_subscriptions import (
     former_types_after,
     lives_by_grants,
     names_of,
-    reconcile_grants,
+    reconcile_subscription,
 )
 from rooms.db.jobs.jobs import JobRecord
 from rooms.domain.event_type_pattern import covers
@@ -326,12 +327,14 @@ async def change_settings(
         if now.status in ENDED_STATUSES:
             raise ConflictError(f"it is {now.status} for good; create another subscription")
         change.before = changed_values(now, fields)
-        reconciled: Sequence[Subscription] = ()
+        reconciled: Sequence[ChangedSubscription] = ()
         if fields:
             now = await _change(connection, services, principal, now, fields)
             if is_routed and "event_types" in fields and now.approved_at is None:
                 # What its grant did not cover may be covered now.
-                reconciled = await reconcile_grants(connection, now.room_id, services.new_job_id)
+                reconciled = await reconcile_subscription(
+                    connection, now.room_id, identity, services.new_job_id
+                )
                 now = await records.find_subscription(connection, principal, identity)
     if is_routed:
         notify_changed(services, now.room_id, reconciled)

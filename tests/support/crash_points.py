@@ -136,7 +136,7 @@ POINTS: Final[Mapping[str, Point | Either | Unheard]] = {
     **_named("publish", "rooms.publishing.service:write_group"),
     "before wake-up": Unheard(),
     **_named("creating", "rooms.db.catalog.subscriptions:create_subscriptions", wanted=_several(2)),
-    **_named("creations' history", f"{_CREATION}:record_created", wanted=_several(1)),
+    **_named("creations' history", f"{_CREATION}:record_all", wanted=_several(1)),
     **_named(
         "creations' journal",
         f"{_CREATION}:append",

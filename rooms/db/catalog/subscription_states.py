@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import ScalarSelect, and_, or_, select, tuple_
+from sqlalchemy import ColumnElement, ScalarSelect, and_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import func
 
@@ -19,14 +19,13 @@ from rooms.db.catalog.organisations import ListedOrganisation
 from rooms.db.catalog.subscription_requests import mark_ended
 from rooms.db.catalog.subscriptions import (
     interests_to_json,
-    subscription_from_row,
     update_subscription,
 )
-from rooms.db.operational.outbox import add_event
+from rooms.db.operational.outbox import EventAbout, add_events
 from rooms.db.statement_parts import insert_from_json, rows_as_json
 from rooms.db.tables.organisations import api_keys, organisations
-from rooms.db.tables.rooms import rooms, subscription_history, subscriptions
-from rooms.domain.ids import KeyId, OrganisationId, RoomId
+from rooms.db.tables.rooms import subscription_history
+from rooms.domain.ids import KeyId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.operational_event import OperationalEvent
 from rooms.domain.principal import Principal
 from rooms.domain.push_url import PushUrl
@@ -146,55 +145,56 @@ async def record(
 
     The operational event about it is written with it.
     """
-    await _insert_entries(connection, [_entry_row(subscription, actor, action, reason)])
-    await _add_event(connection, subscription, action, reason)
+    await record_all(connection, [(subscription, actor, action)], reason)
 
 
-async def record_created(
-    connection: AsyncConnection, created: Sequence[tuple[Subscription, Actor]]
-) -> None:
-    """Write the first entry of each new subscription, as `record` does, by one statement."""
-    action = SubscriptionAction.CREATED
-    await _insert_entries(connection, [_entry_row(one, actor, action) for one, actor in created])
-    for one, _ in created:
-        await _add_event(connection, one, action, None)
-
-
-async def _add_event(
+async def record_all(
     connection: AsyncConnection,
-    subscription: Subscription,
-    action: SubscriptionAction,
-    reason: str | None,
+    entries: Sequence[tuple[Subscription, Actor, SubscriptionAction]],
+    reason: str | None = None,
 ) -> None:
-    event = _EVENTS.get(action)
+    """Write an entry for each of several subscriptions, as `record` does, by few statements."""
+    rows = [
+        _entry_row(subscription, actor, action, reason) for subscription, actor, action in entries
+    ]
+    await connection.execute(_INSERT_ENTRIES, {"rows": rows_as_json(rows)})
+    events: dict[OperationalEvent, list[EventAbout]] = {}
+    for subscription, _, action in entries:
+        event = _event_of(subscription, action)
+        if event is not None:
+            events.setdefault(event, []).append(_about(subscription, action, reason))
+    for event, about in events.items():
+        await add_events(connection, event, about)
+
+
+def _event_of(subscription: Subscription, action: SubscriptionAction) -> OperationalEvent | None:
     if action is SubscriptionAction.CREATED and subscription.status is SubscriptionStatus.PENDING:
-        event = OperationalEvent.SUBSCRIPTION_PENDING
-    if event is not None:
-        await add_event(
-            connection,
-            event,
-            subscription.room_id,
-            subscription.id,
-            {
-                # The row may be gone when the event is sent.
-                "name": subscription.name,
-                "target": target_of(subscription.push_url),
-                "status": _status_after(subscription, action),
-                "version": subscription.version,
-                "proposal": subscription.proposal is not None,
-                "reason": reason,
-            },
-        )
+        return OperationalEvent.SUBSCRIPTION_PENDING
+    return _EVENTS.get(action)
+
+
+def _about(
+    subscription: Subscription, action: SubscriptionAction, reason: str | None
+) -> EventAbout:
+    return EventAbout(
+        room_id=subscription.room_id,
+        subscription_id=subscription.id,
+        data={
+            # The row may be gone when the event is sent.
+            "name": subscription.name,
+            "target": target_of(subscription.push_url),
+            "status": _status_after(subscription, action),
+            "version": subscription.version,
+            "proposal": subscription.proposal is not None,
+            "reason": reason,
+        },
+    )
 
 
 def _status_after(subscription: Subscription, action: SubscriptionAction) -> str:
     """Return the status that an action leaves; a deletion is recorded before it is stored."""
     is_deletion = action is SubscriptionAction.DELETED
     return (SubscriptionStatus.DELETED if is_deletion else subscription.status).value
-
-
-async def _insert_entries(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
-    await connection.execute(_INSERT_ENTRIES, {"rows": rows_as_json(rows)})
 
 
 def _entry_row(
@@ -274,12 +274,19 @@ def _status_reason(
         return None
     if status is not SubscriptionStatus.DISABLED:
         return reason
+    return disabled_reason(subscription.room_id, subscription.id)
+
+
+def disabled_reason(
+    room: ColumnElement[int] | RoomId, subscription: ColumnElement[str] | SubscriptionId
+) -> ScalarSelect[str | None]:
+    """Return the reason why a subscription was disabled the last time, as SQL."""
     table = subscription_history
     return (
         select(table.c.reason)
         .where(
-            table.c.room_id == subscription.room_id,
-            table.c.subscription_id == subscription.id,
+            table.c.room_id == room,
+            table.c.subscription_id == subscription,
             table.c.action == SubscriptionAction.DISABLED.value,
         )
         .order_by(table.c.at.desc(), table.c.id.desc())
@@ -346,27 +353,3 @@ async def list_history(
         )
         for row in (await connection.execute(statement)).mappings()
     ]
-
-
-async def subscriptions_under(
-    connection: AsyncConnection, organisation: OrganisationId
-) -> dict[RoomId, list[Subscription]]:
-    """Return, by room, an organisation's subscriptions and those to its rooms."""
-    statement = (
-        select(subscriptions)
-        .join(rooms, rooms.c.id == subscriptions.c.room_id)
-        .where(
-            or_(
-                subscriptions.c.organisation_id == organisation,
-                rooms.c.organisation_id == organisation,
-            ),
-            rooms.c.deleting.is_(False),
-            subscriptions.c.status.not_in(sorted(ENDED_STATUSES)),
-        )
-        .order_by(subscriptions.c.room_id, subscriptions.c.id)
-    )
-    found: dict[RoomId, list[Subscription]] = {}
-    for row in (await connection.execute(statement)).mappings():
-        subscription = subscription_from_row(row)
-        found.setdefault(subscription.room_id, []).append(subscription)
-    return found

@@ -6,36 +6,37 @@ does not cover. So where it has had such event types (`former_types`), it stays 
 job has cancelled what is not covered (`rooms.db.jobs.ungranted`), and no release comes before.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Select, func, select, text, update
+from sqlalchemy import RowMapping, Select, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.catalog.access import Patterns, is_covered
 from rooms.db.catalog.grants import has_ended_grant, mark_applied, subscribe_grants
-from rooms.db.catalog.subscription_states import (
-    SERVICE,
-    SubscriptionAction,
-    apply,
-    standing_of,
-)
+from rooms.db.catalog.subscription_states import SERVICE, SubscriptionAction, standing_of
 from rooms.db.catalog.subscriptions import subscription_from_row
+from rooms.db.catalog.suspensions import (
+    ChangedSubscription,
+    StandingChange,
+    apply_suspensions,
+    read_pages,
+)
 from rooms.db.statement_parts import insert_from_json, rows_as_json
 from rooms.db.tables.organisations import jobs
 from rooms.db.tables.rooms import rooms, subscriptions
 from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, MAX_PATTERNS, covers
-from rooms.domain.ids import JobId, OrganisationId, RoomId, SubscriptionId, first_id
+from rooms.domain.ids import JobId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.job import JobKind, JobState
 from rooms.domain.room import Subscription
 from rooms.domain.sharing import Grant
 from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
 from rooms.domain.subscription_status import Suspension, lift, suspend
 
-_PAGE: Final = 500
-"""Subscriptions that are read at a time: the event loop waits while their rows are converted."""
+_REASON: Final = "grant"
+"""The reason that histories have of these changes."""
 _IS_OPEN: Final = jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING))
 # The index has these constants as its condition.
 _OPEN_CANCELLATIONS: Final = text(f"""
@@ -49,34 +50,65 @@ NewJobId = Callable[[], str]
 
 async def reconcile_grants(
     connection: AsyncConnection, room: RoomId, new_job_id: NewJobId
-) -> list[Subscription]:
+) -> Sequence[ChangedSubscription]:
     """Suspend subscriptions whose grant is over, and lift those with one; return the changed.
 
     One that must wait until a job has cancelled something is lifted by this job. The transaction
     must have touched the room.
     """
     await mark_applied(connection, room)
-    live = await subscribe_grants(connection, room)
-    granted: dict[OrganisationId, frozenset[str] | None] = {}
-    changed, waiting = [], []
-    async for found, owner in _dependent_on_grants(connection, room):
-        subscriber = found.organisation_id
-        if subscriber not in granted:
-            granted[subscriber] = _granted_to(subscriber, live)
-        covered = granted[subscriber]
-        if _must_cancel(found, covered):
-            waiting.append((found.id, found.name, owner))
-        applied = await _apply_grants(connection, found, covered)
-        if applied is not None:
-            changed.append(applied)
-    if waiting:
-        await _request_cancellations(connection, room, waiting, new_job_id)
+    granted = _Granted(await subscribe_grants(connection, room))
+    changed: list[ChangedSubscription] = []
+    async for rows in read_pages(connection, _dependent(room)):
+        changed += await _reconcile(connection, room, rows, granted, new_job_id)
     return changed
 
 
-async def _apply_grants(
-    connection: AsyncConnection, found: Subscription, granted: frozenset[str] | None
-) -> Subscription | None:
+async def reconcile_subscription(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, new_job_id: NewJobId
+) -> Sequence[ChangedSubscription]:
+    """Do for one subscription, whose event types changed, what `reconcile_grants` does for all."""
+    granted = _Granted(await subscribe_grants(connection, room))
+    statement = _dependent(room).where(subscriptions.c.id == subscription)
+    rows = (await connection.execute(statement)).mappings().all()
+    return await _reconcile(connection, room, rows, granted, new_job_id)
+
+
+class _Granted:
+    """Find the patterns that valid grants allow an organisation; None: every event type."""
+
+    def __init__(self, live: Collection[Grant]) -> None:
+        self._live = live
+        self._found: dict[OrganisationId, frozenset[str] | None] = {}
+
+    def to(self, organisation: OrganisationId) -> frozenset[str] | None:
+        if organisation not in self._found:
+            self._found[organisation] = _granted_to(organisation, self._live)
+        return self._found[organisation]
+
+
+async def _reconcile(
+    connection: AsyncConnection,
+    room: RoomId,
+    rows: Sequence[RowMapping],
+    granted: _Granted,
+    new_job_id: NewJobId,
+) -> Sequence[ChangedSubscription]:
+    changes, waiting = [], []
+    for row in rows:
+        found = subscription_from_row(row)
+        covered = granted.to(found.organisation_id)
+        if _must_cancel(found, covered):
+            waiting.append((found.id, found.name, OrganisationId(row["owner"])))
+        change = _change_by_grants(found, covered)
+        if change is not None:
+            changes.append(change)
+    if waiting:
+        await _request_cancellations(connection, room, waiting, new_job_id)
+    return await apply_suspensions(connection, changes, SERVICE, reason=_REASON)
+
+
+def _change_by_grants(found: Subscription, granted: frozenset[str] | None) -> StandingChange | None:
     """Suspend a subscription, or lift that, by the patterns of its grants; None: no change."""
     now = standing_of(found)
     if _is_granted(found, granted) and is_covered(granted, found.former_types):
@@ -85,7 +117,7 @@ async def _apply_grants(
         after, action = suspend(now, Suspension.GRANT), SubscriptionAction.SUSPENDED
     if after == now:
         return None
-    return await apply(connection, found, after, SERVICE, action, reason="grant")
+    return StandingChange(subscription=found, standing=after, action=action)
 
 
 async def _request_cancellations(
@@ -129,22 +161,6 @@ def _dependent(room: RoomId) -> Select[Any]:
             ),
         )
     )
-
-
-async def _dependent_on_grants(
-    connection: AsyncConnection, room: RoomId
-) -> AsyncIterator[tuple[Subscription, OrganisationId]]:
-    """Yield them in the order of their ids, read a page at a time, with the room's owner."""
-    statement = _dependent(room).order_by(subscriptions.c.id).limit(_PAGE)
-    after = first_id(0)
-    while True:
-        page = statement.where(subscriptions.c.id > after)
-        rows = (await connection.execute(page)).mappings().all()
-        for row in rows:
-            yield subscription_from_row(row), OrganisationId(row["owner"])
-        if len(rows) < _PAGE:
-            return
-        after = rows[-1]["id"]
 
 
 def lives_by_grants(subscription: Subscription, *, owns: bool) -> bool:
@@ -230,7 +246,7 @@ async def finish_cancellation(
     subscription: SubscriptionId,
     job: JobId,
     walked: Cancellation | None,
-) -> list[Subscription] | None:
+) -> Sequence[ChangedSubscription] | None:
     """End the job and lift what waits for it; return the subscription if that changed it.
 
     None: more must be cancelled: its event types changed meanwhile, or a grant has ended. What
@@ -264,8 +280,9 @@ async def finish_cancellation(
             state=JobState.DONE.value, error=None, updated_at=func.now(), finished_at=func.now()
         )
     )
-    changed = None if found is None else await _apply_grants(connection, found, granted)
-    return [] if changed is None else [changed]
+    change = None if found is None else _change_by_grants(found, granted)
+    changes = [] if change is None else [change]
+    return await apply_suspensions(connection, changes, SERVICE, reason=_REASON)
 
 
 def former_types_left(subscription: Subscription, kept: frozenset[str]) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ are made of events cause no further events.
 
 # ruff: noqa: E501 - SQL statements keep their lines
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -96,8 +97,8 @@ def sidelined_ctes(rows: str) -> str:
 def _add_statement(event: OperationalEvent) -> TextClause:
     given = "SELECT room_id, subscription_id, data FROM given"
     return text(
-        f"""WITH given AS MATERIALIZED (SELECT CAST(:room AS int4) AS room_id,
-            CAST(:subscription AS uuid) AS subscription_id, CAST(:data AS jsonb) AS data
+        f"""WITH given AS MATERIALIZED (
+            SELECT * FROM json_to_recordset(CAST(:rows AS json)) AS g (room_id int4, subscription_id uuid, data jsonb)
         ){event_ctes(event, given, slot=_API_SLOT)}
         SELECT count(*) FROM event_of"""  # noqa: S608 - constants of this package
     )
@@ -106,17 +107,17 @@ def _add_statement(event: OperationalEvent) -> TextClause:
 _ADD: Final = {event: _add_statement(event) for event in OperationalEvent}
 
 
-async def add_event(
-    connection: AsyncConnection,
-    event: OperationalEvent,
-    room: RoomId,
-    subscription: SubscriptionId,
-    data: Mapping[str, Any],
-) -> None:
-    """Write an event about a subscription in the transaction of the connection.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventAbout:
+    """Hold what an event is about; `data` is shown to the room's owner and to the subscriber."""
 
-    `data` is shown to the room's owner and to the subscriber.
-    """
-    await connection.execute(
-        _ADD[event], {"room": room, "subscription": subscription, "data": json.dumps(data)}
-    )
+    room_id: RoomId
+    subscription_id: SubscriptionId
+    data: Mapping[str, Any]
+
+
+async def add_events(
+    connection: AsyncConnection, event: OperationalEvent, about: Sequence[EventAbout]
+) -> None:
+    """Write events of one kind in the transaction of the connection, by one statement."""
+    await connection.execute(_ADD[event], {"rows": msgspec.json.encode(about).decode()})

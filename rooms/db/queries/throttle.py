@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.operational.outbox import add_event
+from rooms.db.operational.outbox import EventAbout, add_events
 from rooms.db.pg_arrays import literal_array
 from rooms.db.queries.hidden_deliveries import IS_ALL_HIDDEN, is_hidden, is_of_others
 from rooms.db.queries.scan_bound import Scanned
@@ -124,13 +124,8 @@ async def reset_lane(connection: AsyncConnection, subscription: Subscription) ->
     )
     was_open: bool | None = found.scalar_one_or_none()
     if was_open:
-        await add_event(
-            connection,
-            OperationalEvent.CIRCUIT_CLOSED,
-            subscription.room_id,
-            subscription.id,
-            {},
-        )
+        about = EventAbout(room_id=subscription.room_id, subscription_id=subscription.id, data={})
+        await add_events(connection, OperationalEvent.CIRCUIT_CLOSED, [about])
     return was_open is not None
 
 
