@@ -153,7 +153,9 @@ async def create_grant(
             starts_at=data.starts_at,
             until=data.until,
         )
-        changed = await reconcile_grants(connection, room, services.new_job_id)
+        changed = await reconcile_grants(
+            connection, room, services.new_job_id, changed_kind=data.kind
+        )
     notify_changed(services, room, changed)
     members = {} if member is None else {member.id: member}
     return Response(
@@ -194,7 +196,9 @@ async def replace_publish_grant(
             starts_at=former.starts_at if begins_later else ended.revoked_at,
             until=former.until,
         )
-        changed = await reconcile_grants(connection, room, services.new_job_id)
+        changed = await reconcile_grants(
+            connection, room, services.new_job_id, changed_kind=former.kind
+        )
         whose = former.organisation_id
         members = await find_members(connection, set() if whose is None else {whose})
     notify_changed(services, room, changed)
@@ -318,7 +322,9 @@ async def revoke_grant(
         await touch_room(connection, principal, room)
         revoked = await records.revoke_grant(connection, room, parse_id(grant_id, "grant"))
         change.before = _shown(revoked)
-        changed = await reconcile_grants(connection, room, services.new_job_id)
+        changed = await reconcile_grants(
+            connection, room, services.new_job_id, changed_kind=revoked.kind
+        )
     notify_changed(services, room, changed)
 
 

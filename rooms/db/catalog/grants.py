@@ -289,14 +289,18 @@ async def rooms_with_due_grants(
     return [(RoomId(room), OrganisationId(owner)) for room, owner in found]
 
 
-async def mark_applied(connection: AsyncConnection, room: RoomId) -> None:
-    """Mark the grants of a room whose time has begun or ended, so that they are applied once."""
-    await connection.execute(
-        update(grants).where(grants.c.room_id == room, _HAS_BEGUN).values(begins_later=False)
-    )
-    await connection.execute(
-        update(grants).where(grants.c.room_id == room, _HAS_ENDED).values(revoked_at=grants.c.until)
-    )
+async def mark_applied(connection: AsyncConnection, room: RoomId) -> frozenset[GrantKind]:
+    """Mark the grants of a room whose time has begun or ended, so that they are applied once.
+
+    Return of which kinds they are.
+    """
+    begun = update(grants).where(grants.c.room_id == room, _HAS_BEGUN).values(begins_later=False)
+    ended = update(grants).where(grants.c.room_id == room, _HAS_ENDED)
+    found: set[GrantKind] = set()
+    for statement in (begun, ended.values(revoked_at=grants.c.until)):
+        kinds = await connection.execute(statement.returning(grants.c.kind))
+        found |= set(map(GrantKind, kinds.scalars()))
+    return frozenset(found)
 
 
 def _grants(room: RoomId) -> Select[Any]:

@@ -31,7 +31,7 @@ from rooms.domain.event_type_pattern import EVERY_EVENT_TYPE, MAX_PATTERNS, cove
 from rooms.domain.ids import JobId, OrganisationId, RoomId, SubscriptionId
 from rooms.domain.job import JobKind, JobState
 from rooms.domain.room import Subscription
-from rooms.domain.sharing import Grant
+from rooms.domain.sharing import Grant, GrantKind
 from rooms.domain.state_machine import ENDED_STATUSES, SubscriptionStatus
 from rooms.domain.subscription_status import Suspension, lift, suspend
 
@@ -49,14 +49,20 @@ NewJobId = Callable[[], str]
 
 
 async def reconcile_grants(
-    connection: AsyncConnection, room: RoomId, new_job_id: NewJobId
+    connection: AsyncConnection,
+    room: RoomId,
+    new_job_id: NewJobId,
+    *,
+    changed_kind: GrantKind | None = None,
 ) -> Sequence[ChangedSubscription]:
     """Suspend subscriptions whose grant is over, and lift those with one; return the changed.
 
     One that must wait until a job has cancelled something is lifted by this job. The transaction
-    must have touched the room.
+    must have touched the room; `changed_kind` is of the grant that it created or revoked.
     """
-    await mark_applied(connection, room)
+    kinds = await mark_applied(connection, room) | {changed_kind}
+    if GrantKind.SUBSCRIBE not in kinds:
+        return []
     granted = _Granted(await subscribe_grants(connection, room))
     changed: list[ChangedSubscription] = []
     async for rows in read_pages(connection, _dependent(room)):

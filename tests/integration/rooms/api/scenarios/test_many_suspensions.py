@@ -183,3 +183,16 @@ async def test_a_change_of_one_subscription_reads_none_of_the_others(
     assert answer.status_code == 200, answer.text
     assert [text for text in sent if "subscriptions.approved_at IS NULL" in text]
     assert not [text for text in sent if READS_PAGES in text]
+
+
+async def test_a_grant_to_publish_reads_no_subscriptions_unless_another_is_due(
+    api: Api, shared: tuple[Member, Member, int, str, str]
+) -> None:
+    owner, subscriber, room, granted, _ = shared
+    with statements(api) as sent:
+        made = await grant(api, owner, room, subscriber.id, "publish")
+        await revoke(api, owner, room, made)
+    assert not [text for text in sent if READS_PAGES in text]
+    await api.sql("UPDATE grants SET until = now() WHERE id = %s", granted)
+    await grant(api, owner, room, subscriber.id, "publish")
+    assert await standings(api, room) == held("grant", "grant")
