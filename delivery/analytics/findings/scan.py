@@ -12,6 +12,7 @@ A retry is weak evidence: a body that its endpoint cannot accept fails at each a
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -40,7 +41,10 @@ _SPLIT_GAIN: Final = 8.0
 _SUBSCRIPTION: Final = "subscription"
 _EVERYTHING: Final = "everything"
 _OF_A_TARGET: Final = frozenset({_SUBSCRIPTION, "target_host"})
+_SEVERAL: Final = -1
+"""Stands for the room of a value that several rooms have."""
 MAX_EXPLANATIONS: Final = 2_000
+"""Explanations of a log. The rooms share half of them, so that one cannot use up all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,32 +152,38 @@ class FailureScan:
         }
         self._alive = np.ones(count, dtype=np.bool_)
         self._rows: dict[tuple[str, int], Ints] = {}
+        self._room_of: dict[tuple[str, int], int] = {}
+        rooms = cells.attributes["room_id"].codes
         for name, codes in self._codes.items():
             order = np.argsort(codes, kind="stable")
             values, starts = np.unique(codes[order], return_index=True)
-            for value, rows in zip(values.tolist(), np.split(order, starts[1:]), strict=True):
+            for value, of_value in zip(values.tolist(), np.split(order, starts[1:]), strict=True):
                 if value >= 0:
-                    self._rows[name, value] = rows
+                    self._rows[name, value] = of_value
+                    own = rooms[of_value]
+                    self._room_of[name, value] = int(own[0]) if (own == own[0]).all() else _SEVERAL
 
     def explanations(self) -> Iterator[Explanation]:
-        """Yield explanations, each of attempts that none before it has taken."""
+        """Yield explanations, each of attempts that none before it has taken.
+
+        After the strongest half of MAX_EXPLANATIONS the rooms take turns, each with its strongest.
+        """
         names = list(self._codes)
-        heap: list[tuple[float, int, int, _Segment]] = []
-        for name, value in self._rows:
-            segment = self._best(self._rows[name, value])
-            if segment.evidence >= self._least_evidence:
-                heap.append((-segment.evidence, names.index(name), value, segment))
-        heapq.heapify(heap)
+        heap: _Heap = []
+        for of in self._rows:
+            self._push(heap, 0, names.index(of[0]), of)
         taken: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        found = 0
+        found, of_rooms = 0, Counter[int]()
         while heap and found < MAX_EXPLANATIONS:
-            _, place, value, segment = heapq.heappop(heap)
+            turn, _, place, value, segment = heapq.heappop(heap)
             of = (names[place], value)
+            room = self._room_of[of]
+            if found >= MAX_EXPLANATIONS // 2 and turn < of_rooms[room]:
+                heapq.heappush(heap, (of_rooms[room], -segment.evidence, place, value, segment))
+                continue
             # Only where attempts were taken from a segment is it another one now.
             if any(b >= segment.begin and a <= segment.end for a, b in taken.pop(of, ())):
-                segment = self._best(self._rows[of])
-                if segment.evidence >= self._least_evidence:
-                    heapq.heappush(heap, (-segment.evidence, place, value, segment))
+                self._push(heap, turn, place, of)
                 continue
             explanation = self._refined(of, segment)
             if explanation is None:
@@ -181,6 +191,7 @@ class FailureScan:
                 self._rows[of] = _outside(self._cells.bin, self._rows[of], segment)
             else:
                 found += 1
+                of_rooms[room] += 1
                 yield explanation
                 self._alive[explanation.rows] = False
                 for name, codes in self._codes.items():
@@ -189,9 +200,13 @@ class FailureScan:
                             (explanation.begin, explanation.end)
                         )
                 taken.pop(of, None)
-            segment = self._best(self._rows[of])
-            if segment.evidence >= self._least_evidence:
-                heapq.heappush(heap, (-segment.evidence, place, value, segment))
+            self._push(heap, turn, place, of)
+
+    def _push(self, heap: "_Heap", turn: int, place: int, of: tuple[str, int]) -> None:
+        """Push the best segment of a value, if it has enough evidence."""
+        segment = self._best(self._rows[of])
+        if segment.evidence >= self._least_evidence:
+            heapq.heappush(heap, (turn, -segment.evidence, place, of[1], segment))
 
     def _best(self, rows: Ints) -> _Segment:
         """Return the segment of greatest sum over all shares."""
@@ -315,6 +330,8 @@ class FailureScan:
         return len(members) >= _MIN_COVERAGE * (len(members) + tried)
 
 
+_Heap = list[tuple[int, float, int, int, _Segment]]
+"""Segments by turn, then by evidence; with the place of the attribute, and the value."""
 _NOTHING: Final = _Segment(0.0, 0, 0, 0)
 
 

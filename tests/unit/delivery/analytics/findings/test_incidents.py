@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from delivery.analytics.findings import scan
 from delivery.analytics.findings.cells import LOGGED, AttemptCells
 from delivery.analytics.findings.incidents import CHRONIC, SHARED, SINGLE, Incident
 from delivery.analytics.findings.results import CofailureResult, incident_rows
@@ -121,6 +122,25 @@ def test_chronic_subscriptions_are_listed_up_to_a_limit_the_rooms_in_turns() -> 
     assert (5000,) in {one.keys for one in chronic}
     # What is not listed is chronic all the same: it joins no incident.
     assert [one for one in found if one.kind != CHRONIC] == []
+
+
+def test_a_room_with_too_many_incidents_hides_none_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan, "MAX_EXPLANATIONS", 20)
+    many = [
+        attempt
+        for key in range(24)
+        for attempt in steady(
+            key, until=80_000, every=100, fails=(3000 * key + 500, 3000 * key + 5000)
+        )
+    ]
+    # Another room has a single one, with less evidence than any of these.
+    other = steady(50, until=80_000, every=500, fails=(40_000, 46_000))
+    tried = [*many, *other]
+    found = found_in(tried, room_id=["2" if key == 50 else "1" for key, _, _ in tried])
+    assert len(found) == 20
+    assert (50,) in {one.keys for one in found}
 
 
 def test_chronic_incidents_have_the_failures_of_their_own_subscription() -> None:
