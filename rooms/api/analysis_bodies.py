@@ -64,9 +64,9 @@ class IncidentResponse(Struct, kw_only=True):
 
     `subscriptions`: the first hundred by id, of `subscriptions_total`. `shared`: those of other
     organisations failed too, so totals are left out. `began` and `ended` are estimates; the ranges
-    around them hold 90 % of the time. `open`: nothing has succeeded since. `late`: deliveries whose
-    first attempt failed. `earlier`: similar incidents before it. Fields are null in results of an
-    older version.
+    around them hold 90 % of the time. `open`: nothing has succeeded since, or, if it is chronic, no
+    longer than usual. `late`: deliveries whose first attempt failed. `earlier`: similar incidents
+    before it. Fields are null in results of an older version.
     """
 
     incident: int

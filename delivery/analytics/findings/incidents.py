@@ -171,13 +171,17 @@ def _chronic_incidents(cells: AttemptCells, chronic: Sequence[FailureSeries]) ->
 
 
 def _chronic_incident(cells: AttemptCells, series: FailureSeries, own: Ints) -> Incident:
-    begin, end = float(series.minutes[0] * 60), float(series.minutes[-1] * 60 + 60)
+    failing = (series.minutes[series.failing_mask()] * 60).astype(np.float64)
+    begin, end = float(failing[0]), float(failing[-1] + 60.0)
+    last_attempt = float(series.minutes[-1] * 60)
     last = float((cells.bin[-1] + 1) * cells.bin_s)
+    # It fails in part, so only a longer health than usual says that it is over.
+    _, goes_on = silence_after(failing, last_attempt)
     return Incident(
         kind=CHRONIC,
         begin=Edge(at=begin, low=begin, high=begin + 60.0),
         end=Edge(at=end, low=end - 60.0, high=end),
-        open=last - end < _LOOK_BACK_S,
+        open=goes_on and last - last_attempt < _LOOK_BACK_S,
         keys=(series.key,),
         failures=int(series.failures.sum()),
         attempts=int(series.attempts.sum()),

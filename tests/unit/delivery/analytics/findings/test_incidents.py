@@ -151,6 +151,29 @@ def test_chronic_incidents_have_the_failures_of_their_own_subscription() -> None
         assert len(one.rows) == one.failures == sum(failed for of, _, failed in tried if of == key)
 
 
+@pytest.mark.parametrize(
+    ("fails", "is_open"),
+    [((0, 72_000), False), ((24_000, 90_000), True), ((0, 90_000), True)],
+    ids=["recovered", "begun later", "always"],
+)
+def test_a_chronic_subscription_begins_and_ends_with_its_failures(
+    *, fails: tuple[float, float], is_open: bool
+) -> None:
+    well = steady(2, until=86_400, every=30, fails=(-1, -1))
+    (one,) = found_in([*steady(1, until=86_400, every=30, fails=fails), *well])
+    assert one.kind == CHRONIC
+    assert one.open is is_open
+    assert one.begin.low - 60 <= START_S + fails[0] <= one.begin.high
+    assert one.end.low - 60 <= START_S + min(fails[1], 86_400) <= one.end.high + 60
+
+
+def test_a_chronic_subscription_that_fails_now_and_then_goes_on_in_a_pause() -> None:
+    tried = [(1, at, at % 2000 < 600) for at in range(0, 86_400, 50)]
+    well = steady(2, until=86_400, every=30, fails=(-1, -1))
+    (one,) = found_in([*tried, *well])
+    assert (one.kind, one.open) == (CHRONIC, True)
+
+
 def test_what_goes_on_is_open() -> None:
     (one,) = found_in(
         [
