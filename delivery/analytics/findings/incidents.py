@@ -44,6 +44,8 @@ _LEAST_LOG_S: Final = 3600.0
 _MAX_CHANCE: Final = 0.05
 """Expected pairs of incidents that coincide by chance, above which none is put together."""
 _ALIKE: Final = 0.5
+_LONGEST_ATTEMPT_S: Final = 60.0
+"""Seconds from the start of an attempt in which its delivery is sidelined; it has 15 by default."""
 SHARED, SINGLE, CHRONIC = "shared", "single", "chronic"
 MAX_CHRONIC: Final = 500
 """Chronic subscriptions that are listed: the causes of each are compared with the whole log."""
@@ -370,9 +372,13 @@ def _merged(group: Sequence[Incident]) -> Incident:
 
 
 def count_sidelined(cells: AttemptCells, incident: Incident) -> int:
-    """Return the deliveries of the incident's kind that were sidelined during it."""
+    """Return the deliveries of the incident's kind that were sidelined during it.
+
+    An attempt counts from its start, and its delivery is sidelined at its end.
+    """
+    until = incident.end.at + _LONGEST_ATTEMPT_S
     low, high = np.searchsorted(
-        cells.bin, (incident.begin.at // cells.bin_s, incident.end.at // cells.bin_s + 1)
+        cells.bin, (incident.begin.at // cells.bin_s, until // cells.bin_s + 1)
     )
     rows = low + np.flatnonzero(cells.sidelined[low:high])
     own = np.isin(cells.keys[cells.subscription[rows]], incident.keys)

@@ -253,6 +253,25 @@ def test_costs_and_changes_are_of_the_incident() -> None:
     assert row["began_from"] <= row["began"] <= row["began_to"]
 
 
+def test_deliveries_whose_last_attempt_outlasts_the_incident_are_sidelined_by_it() -> None:
+    # The endpoint hangs for a moment, and answers long before these attempts time out.
+    well = [
+        *steady(1, until=7200, every=10, fails=(-1, -1)),
+        *steady(2, until=7200, every=10, fails=(-1, -1)),
+    ]
+    hung = [(1, 3600.0 + number / 5, True) for number in range(30)]
+    sidelined = [(1, at + 30.0, False) for _, at, _ in hung]
+    tried, count = [*well, *hung], len(hung)
+    cells = cells_of(
+        [*tried, *sidelined],
+        attempts=[1] * len(tried) + [0] * count,
+        sidelined=[0] * len(tried) + [1] * count,
+        first=[True] * len(tried) + [False] * count,
+    )
+    (row,) = incident_rows(CofailureResult.from_cells(cells), {1: "one", 2: "two"})
+    assert (row["late"], row["sidelined"]) == (30, 30)
+
+
 def test_a_broken_version_of_ours_is_the_cause_and_the_change() -> None:
     """Half the processes of each machine run it for a while: no machine explains the failures."""
     attempts = [
