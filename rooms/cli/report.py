@@ -27,8 +27,13 @@ _USAGE_ROWS: Final = 50
 """Rows of usage in the report: the largest applications of organisations, in a room each."""
 
 
-def _read_surroundings(session: CliSession, ids: Collection[str]) -> "Surroundings":
-    """Return names, usage of the last days, and what fails now, as far as they can be had."""
+def _read_surroundings(
+    session: CliSession, ids: Collection[str], subscription: str | None
+) -> "Surroundings":
+    """Return names, usage of the last days, and what fails now, as far as they can be had.
+
+    `subscription`: ask the service about this one only.
+    """
     import asyncio
     from datetime import UTC, datetime, timedelta
 
@@ -39,7 +44,7 @@ def _read_surroundings(session: CliSession, ids: Collection[str]) -> "Surroundin
     from rooms.db.usage.read import largest_usage
     from rooms.errors import RoomsError
 
-    live = _read_live(session)
+    live = _read_live(session, subscription)
 
     async def read(url: str) -> Surroundings:
         engine = open_engine(url, size=1)
@@ -63,13 +68,17 @@ def _read_surroundings(session: CliSession, ids: Collection[str]) -> "Surroundin
         return Surroundings(names={}, live=live)
 
 
-def _read_live(session: CliSession) -> "LiveStatus | None":
-    """Ask the service what fails now. None, with a note, if none answers."""
+def _read_live(session: CliSession, subscription: str | None = None) -> "LiveStatus | None":
+    """Ask the service what fails now. None, with a note, if none answers.
+
+    `subscription`: of this one only, as it may be beyond the limit of the others.
+    """
     from delivery.analytics.report.live import LiveStatus
 
+    narrowed = {} if subscription is None else {"subscription_id": subscription}
     try:
         with session.client() as client:
-            answer = client.call("GET", "/status", params={"limit": _MAX_TROUBLED})
+            answer = client.call("GET", "/status", params={"limit": _MAX_TROUBLED, **narrowed})
             return LiveStatus.from_answer(client.url, answer)
     except CliError as exc:
         session.output().note(f"the report shows the end of the log, not what fails now: {exc}")
@@ -109,7 +118,7 @@ def report(
         for row in found.distinct("rollups_daily", ["subscription_id"])
         if row["subscription_id"] is not None
     }
-    summary = pages.HtmlReport.from_tables(found, _read_surroundings(session, ids))
+    summary = pages.HtmlReport.from_tables(found, _read_surroundings(session, ids, identity))
     content = summary.html() if identity is None else summary.subscription_html(identity)
     if content is None:
         raise CliError(f"the last analysis has no subscription {identity}: run `rooms analyze`")
