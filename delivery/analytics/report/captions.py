@@ -52,6 +52,7 @@ def reconciliation_caption(reconciliation: Reconciliation) -> str:
         (reconciliation.log_rows_missing, "log rows missing"),
         (reconciliation.holes, "with a hole of the log, or unexplained"),
         (reconciliation.contradictions, "created twice, or beyond what was expected"),
+        (reconciliation.unanchored, "of messages whose publish is not in the log"),
     ]
     found = ", ".join(f"{count:,} {what}" for count, what in wrong if count)
     if reconciliation.is_incomplete:

@@ -279,6 +279,11 @@ class Reconciliation:
         return self._sum("enqueued_twice") + self._sum("excess")
 
     @property
+    def unanchored(self) -> int:
+        """Return the number of deliveries of messages whose publish is not in the log."""
+        return self._sum("unanchored")
+
+    @property
     def is_balanced(self) -> bool:
         """Return True if no delivery is lost, and the log is complete and consistent."""
         return not (
@@ -286,7 +291,7 @@ class Reconciliation:
             or self.log_rows_missing
             or self.holes
             or self.contradictions
-            or self._sum("unanchored")
+            or self.unanchored
             or self.is_incomplete
         )
 

@@ -296,6 +296,13 @@ def test_the_page_without_failures() -> None:
     assert "Nothing is lost" in html
 
 
+def test_books_that_do_not_match_name_what_is_wrong() -> None:
+    counts = {"fanout": 9, "enqueued": 12, "unanchored": 3}
+    tables = Tables({"reconciliation": [{"hour": NOON, "room_id": 1, **counts}]}, [])
+    html = HtmlReport.from_tables(tables).html()
+    assert "The totals do not match: 3 of messages whose publish is not in the log." in html
+
+
 def test_usage_is_a_table_of_its_own() -> None:
     row = UsageRow(
         start=NOON,
