@@ -27,6 +27,8 @@ _MAX_NAMED: Final = 10
 """Subscriptions of an incident that the table names."""
 EXIT_LOST: Final = 1
 _AGES_SHOWN: Final = 20
+_ROOM_COLUMNS: Final = frozenset({"lost", "missing", "stuck", "never_enqueued"})
+"""Columns of rooms that are shown even if all are 0."""
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
@@ -173,12 +175,14 @@ def reconcile(session: CliSession, /) -> None:
             [[name.replace("_", " "), value] for name, value in shown if value or name == "lost"],
         )
         if books.rooms:
+            names = [
+                name
+                for name in next(iter(books.rooms.values()))
+                if name in _ROOM_COLUMNS or any(of[name] for of in books.rooms.values())
+            ]
             output.table(
-                ["room", "lost", "missing", "stuck", "never enqueued"],
-                [
-                    [room, of["lost"], of["missing"], of["stuck"], of["never_enqueued"]]
-                    for room, of in books.rooms.items()
-                ],
+                ["room", *(name.replace("_", " ") for name in names)],
+                [[room, *(of[name] for name in names)] for room, of in books.rooms.items()],
             )
         if ages:
             output.table(

@@ -96,6 +96,17 @@ def test_the_exit_code_says_whether_anything_is_lost(
         assert document[name] == columns.get(name, 0)
 
 
+@pytest.mark.parametrize("name", ["unanchored", "excess", "enqueued_twice"])
+def test_a_room_whose_rows_contradict_each_other_has_their_number(
+    terminal: Terminal, name: str
+) -> None:
+    publish(terminal.data, aside=[], **{name: 4321})
+    lines = terminal.run("reconcile").stdout.splitlines()
+    (place,) = [at for at, line in enumerate(lines) if line.startswith("room")]
+    assert lines[place].endswith(name.replace("_", " "))
+    assert lines[place + 2].split() == ["7", "0", "0", "0", "0", "4321"]
+
+
 def test_the_oldest_are_listed_with_their_age(terminal: Terminal) -> None:
     publish(terminal.data, aside=[])
     lines = terminal.done("reconcile").splitlines()
