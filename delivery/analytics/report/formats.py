@@ -62,6 +62,12 @@ def span_text(began: datetime, ended: datetime) -> str:
     return f"{time_text(began)} to {until}"
 
 
+def range_text(low: datetime, high: datetime, at: datetime) -> str:
+    """Return an interval to the second; with its days, if one is not the day of `at`."""
+    clock = "%H:%M:%S" if low.date() == high.date() == at.date() else "%Y-%m-%d %H:%M:%S"
+    return f"{low:{clock}} and {high:{clock}}"
+
+
 def bucket_text(at: datetime, step_s: int) -> str:
     """Return a time bucket, as exact as its length."""
     if step_s >= 86_400:  # noqa: PLR2004 - a day

@@ -18,6 +18,7 @@ from delivery.analytics.report.formats import (
     age_text,
     count_text,
     percent_text,
+    range_text,
     seconds_text,
     span_text,
     step_text,
@@ -344,11 +345,12 @@ def _when(outage: Outage) -> str:
         length = seconds_text((outage.ended - outage.began).total_seconds())
         text = f"{span_text(outage.began, outage.ended)}, {length}"
     ranges = [
-        f"{what} between {low:%H:%M:%S} and {high:%H:%M:%S}"
-        for what, between in (("began", outage.began_between), ("ended", outage.ended_between))
-        if between is not None
-        for low, high in [between]
-        if (high - low).total_seconds() >= 1
+        f"{what} between {range_text(*between, at)}"
+        for what, at, between in (
+            ("began", outage.began, outage.began_between),
+            ("ended", outage.ended, outage.ended_between),
+        )
+        if between is not None and (between[1] - between[0]).total_seconds() >= 1
     ]
     said = f" <span class='soft'>({'; '.join(ranges)})</span>" if ranges else ""
     return f"{html_text(text)}{said}"

@@ -243,6 +243,10 @@ def test_intervals_of_begin_and_end_are_shown() -> None:
     }  # fmt: skip
     html = HtmlReport.from_tables(Tables({**FULL, "incidents": [row]}, JOURNEYS)).html()
     assert "(began between 11:59:40 and 12:00:10)" in html
+    # Nothing was tried for two days before it.
+    row["began_from"] = NOON - timedelta(days=2)
+    html = HtmlReport.from_tables(Tables({**FULL, "incidents": [row]}, JOURNEYS)).html()
+    assert "(began between 2026-02-27 12:00:00 and 2026-03-01 12:00:10)" in html
 
 
 def test_a_page_about_one_subscription(full: HtmlReport) -> None:
