@@ -29,6 +29,7 @@ EXIT_LOST: Final = 1
 _AGES_SHOWN: Final = 20
 _ROOM_COLUMNS: Final = frozenset({"lost", "missing", "stuck", "never_enqueued"})
 """Columns of rooms that are shown even if all are 0."""
+_TIME: Final = "%Y-%m-%d %H:%M:%S"
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
@@ -123,12 +124,14 @@ def _document(row: "Row", organisations: list[str] | None) -> dict[str, Any]:
 
 
 def _time_cell(row: "Row", name: str) -> str:
-    """Return a time with the half of its range."""
-    at = f"{row[name]:%Y-%m-%d %H:%M:%S}"
-    low, high = row.get(f"{name}_from"), row.get(f"{name}_to")
+    """Return a time with its range, which may be far longer to one side."""
+    at, low, high = row[name], row.get(f"{name}_from"), row.get(f"{name}_to")
+    text = f"{at:{_TIME}}"
     if low is None or high is None:
-        return at
-    return f"{at}\n± {(high - low).total_seconds() / 2:.0f} s"
+        return text
+    if low.date() == high.date() == at.date():
+        return f"{text}\n{low:%H:%M:%S} to {high:%H:%M:%S}"
+    return f"{text}\n{low:{_TIME}}\nto {high:{_TIME}}"
 
 
 def _named(subscriptions: Sequence[str]) -> str:

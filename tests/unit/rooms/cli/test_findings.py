@@ -5,7 +5,7 @@ applied whole, to the version that was read, or not at all.
 """
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,42 @@ def test_the_exit_code_says_whether_anything_is_lost(
     assert document["closed"] is (code == 0)
     for name in ("lost", "missing"):
         assert document[name] == columns.get(name, 0)
+
+
+def publish_incident(data: Path, began: datetime, began_from: datetime) -> None:
+    """Write a run with an incident that has ended ten minutes after it began."""
+    row = {
+        "incident": 1, "kind": "single", "began": began, "began_from": began_from,
+        "began_to": began + timedelta(seconds=5), "ended": began + timedelta(minutes=10), "ended_from": None,
+        "ended_to": None, "open": False, "subscriptions": [SUB], "failures": 9, "attempts": 9, "causes": None,
+    }  # fmt: skip
+    folder = data / "analysis" / "tables" / "runs" / "1" / "incidents"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist([row]), folder / "a.parquet")
+    latest = {
+        "run": 1,
+        "at": NOON.isoformat(),
+        "totals": {},
+        "tables": {"incidents": "runs/1/incidents"},
+    }
+    (folder.parents[2] / "latest.json").write_text(json.dumps(latest))
+
+
+@pytest.mark.parametrize(
+    ("before", "shown"),
+    [
+        (timedelta(hours=2), ["10:00:00 to 12:00:05"]),
+        (timedelta(days=2), ["2026-04-29 12:00:00", "to 2026-05-01 12:00:05"]),
+    ],
+)
+def test_the_range_of_a_begin_is_its_own_and_not_centred(
+    terminal: Terminal, before: timedelta, shown: list[str]
+) -> None:
+    publish_incident(terminal.data, NOON, NOON - before)
+    output = terminal.done("incidents")
+    assert "2026-05-01 12:00:00" in output
+    for one in shown:
+        assert one in output
 
 
 @pytest.mark.parametrize("name", ["unanchored", "excess", "enqueued_twice"])
