@@ -140,7 +140,7 @@ def timeline_caption(names: SubscriptionNames) -> str:
     ]
     text = f"{join_list(parts)}."
     hidden = len({one for row in names.outages for one in row.subscriptions}) - MAX_SHOWN
-    if any(outage.is_open for outage in names.outages):
+    if any(outage.is_open or outage.went_on for outage in names.outages):
         text += " An arrow marks what goes on at the end of the log."
     return text + (f" {hidden:,} more subscriptions are not shown." if hidden > 0 else "")
 

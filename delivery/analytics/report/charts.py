@@ -147,7 +147,7 @@ def outage_timeline(names: SubscriptionNames) -> str:
             "began": _time(outage.began),
             "ended": _time(outage.ended),
             "kind": outage.kind,
-            "open": outage.is_open,
+            "open": outage.is_open or outage.went_on,
         }
         for outage in names.outages
         for one in outage.subscriptions

@@ -17,6 +17,10 @@ MARKS: Final = {
 """A shape for each condition, as no colour says more than its words."""
 
 
+_HEALTHY: Final = frozenset({"resting"})
+"""Conditions in which nothing fails at present."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """Hold the names of a subscription, of its room and of its organisation."""
@@ -36,6 +40,16 @@ class LiveStatus:
     troubled: Sequence[Mapping[str, Any]]
     total: int
     names: Mapping[str, Names] = field(default_factory=dict)
+
+    @property
+    def failing(self) -> Sequence[Mapping[str, Any]]:
+        """Return the subscriptions that are not well at present."""
+        return [one for one in self.troubled if one["condition"] not in _HEALTHY]
+
+    @property
+    def resting(self) -> Sequence[Mapping[str, Any]]:
+        """Return those that are well, and whose sideline is not empty."""
+        return [one for one in self.troubled if one["condition"] in _HEALTHY]
 
     @classmethod
     def from_answer(cls, url: str, answer: Mapping[str, Any]) -> Self:

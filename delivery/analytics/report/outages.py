@@ -5,6 +5,7 @@ apart at most. Outages of the same subscriptions and cause are one problem that 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -41,6 +42,8 @@ class Outage:
     changes: Sequence[Row] = ()
     """Versions, workers and settings that were first used right before it."""
     pieces: int = 1
+    went_on: bool = False
+    """True if it went on when the log ended, and the service that was asked does not name it."""
 
     @property
     def cost(self) -> tuple[int, int]:
@@ -65,6 +68,19 @@ def find_outages(incidents: Iterable[Row], log_end: datetime | None) -> list[Out
             piece if place == len(outages) else _joined(outages[place], piece)
         ]
     return outages
+
+
+def confirm_open(outages: Iterable[Outage], failing: AbstractSet[str]) -> list[Outage]:
+    """Return the outages; only those of subscriptions that fail now go on.
+
+    Others may be over, or are of subscriptions that the service does not name.
+    """
+    return [
+        replace(one, is_open=False, went_on=True)
+        if one.is_open and failing.isdisjoint(one.subscriptions)
+        else one
+        for one in outages
+    ]
 
 
 def by_cost(outages: Iterable[Outage]) -> list[Outage]:

@@ -6,7 +6,7 @@ First comes what fails now, then the worst of the period, then pictures, then ea
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
 from importlib import resources
@@ -31,7 +31,7 @@ from delivery.analytics.report.data import (
 )
 from delivery.analytics.report.formats import time_text
 from delivery.analytics.report.live import LiveStatus, Names
-from delivery.analytics.report.outages import by_cost
+from delivery.analytics.report.outages import by_cost, confirm_open
 from delivery.analytics.results.reader import (
     Reconciliation,
     oldest_first,
@@ -146,6 +146,9 @@ class HtmlReport:
         history = read_history(lambda columns: tables.batches("journeys", columns))
         known = {**(around.live.names if around.live else {}), **around.names}
         names = read_subscription_names(tables.rows, tables.each_row, known, history.log_end)
+        if around.live is not None:
+            failing = frozenset(one["subscription_id"] for one in around.live.failing)
+            names = replace(names, outages=confirm_open(names.outages, failing))
         return cls(
             run=tables.run,
             at=tables.at,

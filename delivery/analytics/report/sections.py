@@ -36,8 +36,6 @@ _MAX_NOW: Final = 50
 _STRIP_HEIGHT: Final = 56
 _BAR: Final = 7
 _UNIT: Final = re.compile(r"(\d) (ms|s|min|h|d|%|UTC)(?![\w])")
-_HEALTHY: Final = frozenset({"resting"})
-"""Conditions in which nothing fails at present."""
 
 
 def now_section(names: SubscriptionNames, live: LiveStatus | None, log_end: datetime | None) -> str:
@@ -53,7 +51,7 @@ def now_section(names: SubscriptionNames, live: LiveStatus | None, log_end: date
         title = "What failed at the end of the log"
         nothing = "<p class='well'>✓ No outage went on when the log ended.</p>"
         return _section("now", title, f"<p class='soft'>{html_text(note)}</p>{shown or nothing}")
-    failing = [one for one in live.troubled if one["condition"] not in _HEALTHY]
+    failing = live.failing
     rest = live.total - len(live.troubled)
     note = (
         f"The service at {live.url} said so at {live.at:%Y-%m-%d %H:%M:%S} UTC, "
@@ -74,20 +72,16 @@ def now_section(names: SubscriptionNames, live: LiveStatus | None, log_end: date
     hidden = max(len(failing) - _MAX_NOW, 0) + max(rest, 0)
     if hidden:
         body += f"<p class='soft'>{hidden:,} more: <code>rooms status</code> lists them.</p>"
-    resting = [one for one in live.troubled if one["condition"] in _HEALTHY]
-    if resting:
+    if resting := live.resting:
         waiting = sum(one["sidelined"] for one in resting)
         said = (
             f"{count_text(len(resting), 'subscription works', 'subscriptions work')} again, with "
             f"{count_text(waiting, 'delivery', 'deliveries')} still in the sideline."
         )
         body += f"<p>○ {said}</p>"
-    # What the service no longer reports is over, however the log ended.
-    unhealthy = {one["subscription_id"] for one in failing}
-    known = [outage for outage in going_on if unhealthy & set(outage.subscriptions)]
-    if known:
+    if going_on:
         body += "<h3>Outages that go on</h3>"
-        body += "".join(_outage_html(outage, names) for outage in known)
+        body += "".join(_outage_html(outage, names) for outage in going_on)
     return _section("now", "What fails now", body)
 
 
@@ -341,6 +335,8 @@ def _when(outage: Outage) -> str:
     """Return the period of an outage, with its intervals where they say more."""
     if outage.is_open:
         text = f"since {time_text(outage.began)}, and goes on"
+    elif outage.went_on:
+        text = f"since {time_text(outage.began)}, and went on when the log ended"
     else:
         length = seconds_text((outage.ended - outage.began).total_seconds())
         text = f"{span_text(outage.began, outage.ended)}, {length}"
