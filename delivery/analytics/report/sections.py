@@ -67,7 +67,7 @@ def now_section(names: SubscriptionNames, live: LiveStatus | None, log_end: date
             "Subscriptions that fail now",
             stacked=True,
         )
-    else:
+    elif rest <= 0:
         body += "<p class='well'>✓ Every subscription is healthy.</p>"
     hidden = max(len(failing) - _MAX_NOW, 0) + max(rest, 0)
     if hidden:

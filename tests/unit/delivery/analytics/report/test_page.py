@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
@@ -223,6 +224,13 @@ def test_a_running_service_says_what_fails_now() -> None:
     assert "since 2026-03-01 12:00, and went on when the log ended" in rest
     assert html.count("<article") == 1
     assert "goes on" not in rest.replace("what goes on at the end of the log", "")
+
+
+def test_what_the_service_did_not_list_is_not_called_healthy() -> None:
+    live = replace(status_of(**{A: {"condition": "resting"}}), total=300)
+    html = HtmlReport.from_tables(Tables({}, []), Surroundings(names={}, live=live)).html()
+    assert "Every subscription is healthy" not in html
+    assert "299 more" in html
 
 
 def test_pieces_of_one_outage_are_one() -> None:
