@@ -127,7 +127,8 @@ def _incident_findings(tables: Tables, owners: Owners) -> Iterator[AnalysisFindi
                 subscriptions,
                 body,
                 began=row["began"],
-                ended=row["ended"],
+                # What goes on has no end: a filter by time must find it after the log ends, too.
+                ended=None if row["open"] else row["ended"],
             )
 
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import psycopg
-from sqlalchemy import func, literal, select, text
+from sqlalchemy import func, literal, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rooms.db.connection import CONNECTION_LOST, psycopg_url
@@ -96,7 +96,10 @@ class AnalysisFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingFilter:
-    """Select findings; None: no restriction. Findings match that overlap [since, until)."""
+    """Select findings; None: no restriction. Findings match that overlap [since, until).
+
+    A finding without an end goes on.
+    """
 
     since: datetime | None = None
     until: datetime | None = None
@@ -233,7 +236,7 @@ async def findings_page(
             rows.subscriptions.bool_op("<@")(allowed), func.cardinality(rows.subscriptions) > 0
         )
     if wanted.since is not None:
-        statement = statement.where(rows.ended > wanted.since)
+        statement = statement.where(or_(rows.ended.is_(None), rows.ended > wanted.since))
     if wanted.until is not None:
         statement = statement.where(rows.began < wanted.until)
     if wanted.room is not None:

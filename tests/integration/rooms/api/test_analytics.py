@@ -190,6 +190,22 @@ async def test_incidents_come_by_pages_and_filters(api: Api, things: dict[str, A
     assert (await api.call("GET", "/analysis/incidents", params=following)).status_code == 422
 
 
+async def test_an_incident_that_goes_on_is_still_open_after_the_log(
+    api: Api, things: dict[str, Any]
+) -> None:
+    over = incident(things["owner"], 0, things["room"], things["subscription"])
+    goes_on = replace(
+        incident(things["owner"], 1, things["room"], things["subscription"]), ended=None
+    )
+    assert replace_findings(api.url, run=1, analysed_at=NOON, findings=[over, goes_on])
+    # Asked for hours after the analysis.
+    query = {"since": "2026-05-01T18:00:00Z"}
+    items = (await api.call("GET", "/analysis/incidents", params=query)).json()["items"]
+    assert [one["incident"] for one in items] == [1]
+    query["until"] = "2026-05-01T10:00:00Z"
+    assert (await api.call("GET", "/analysis/incidents", params=query)).json()["items"] == []
+
+
 async def test_a_later_run_replaces_an_earlier_one_and_never_the_reverse(
     api: Api, things: dict[str, Any]
 ) -> None:

@@ -88,6 +88,13 @@ def test_an_own_incident_is_complete_and_latest_first() -> None:
     assert {one.rooms for one in findings} == {(1, 2)}
 
 
+def test_what_goes_on_has_no_end_for_filters() -> None:
+    over = {**incident(2, A, B), "open": False}
+    ended, goes_on = shared(incidents=[incident(1, A, B, minute=30), over])
+    assert (goes_on.body["open"], goes_on.ended) == (True, None)
+    assert (ended.body["open"], ended.ended) == (False, over["ended"])
+
+
 def test_a_shared_incident_shows_nothing_of_others() -> None:
     rollups = [rollup(1, "a.test"), rollup(3, "c.test")]
     findings = shared(incidents=[incident(1, A, C)], rollups_hourly=rollups)
