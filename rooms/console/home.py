@@ -26,8 +26,8 @@ async def show_home(page: PageDep) -> Response[str]:
     status = await page.optional("/status", limit=_READ)
     listed = (status or {}).get("subscriptions", ())
     failures = [(group, summarize(group)) for group in group_failures(listed)]
-    found = await page.optional("/analysis/incidents", limit=5)
     since = (page.format.now - _RECENT_INCIDENTS).isoformat()
+    found = await page.optional("/analysis/incidents", limit=5, since=since)
     rooms = await page.optional("/rooms", limit=1)
     return page.render(
         "home.html",
@@ -40,7 +40,7 @@ async def show_home(page: PageDep) -> Response[str]:
         hour=await read_last_hour(page, "/activity"),
         waiting=await find_waiting(page),
         usage=await _usage(page),
-        incidents=[one for one in (found or {}).get("items", ()) if one["ended"] >= since],
+        incidents=(found or {}).get("items", ()),
         rooms=rooms,
         shared=await find_shared(page) if rooms is not None and not rooms["items"] else None,
     )

@@ -100,6 +100,22 @@ async def things(browser: Browser) -> dict[str, Any]:
     return {"room": room["id"], "crm": crm["id"], "shop": shop["id"]}
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_the_first_page_shows_incidents_that_go_on_however_long_ago_the_log_ended(
+    browser: Browser, things: dict[str, Any], *, goes_on: bool
+) -> None:
+    api = browser.api
+    owner = OrganisationId((await api.call("GET", "/whoami")).json()["organisation"]["id"])
+    one = incident(owner, 0, things["room"], things["crm"])
+    at = datetime.now(UTC) - timedelta(days=2)
+    body = {**one.body, "began": at.isoformat(), "ended": at.isoformat(), "open": goes_on}
+    found = replace(one, began=at, ended=None if goes_on else at, body=body)
+    now = datetime.now(UTC)
+    assert replace_findings(api.url, run=2, analysed_at=now, findings=[found])
+    await browser.sign_in("viewer")
+    assert ("One subscription failed" in (await browser.get("/console")).text) is goes_on
+
+
 async def test_a_shared_incident_has_its_cause_without_shares_and_counts_all(
     browser: Browser, things: dict[str, Any]
 ) -> None:
