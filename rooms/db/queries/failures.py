@@ -43,7 +43,8 @@ MAX_DELIVERIES_SCANNED: Final = 1000
 # listed subscription costs a read of its newest deliveries. `w`: what is due or retried; ids give
 # the time of the publish. `k`: deliveries that a slow endpoint's lane had no room for are held,
 # released and held again, so the time of their publish says how long they wait. The index of `held`
-# is by priority, so the oldest is among the oldest of each.
+# is by priority, so the oldest is among the oldest of each. `shown`: only the newest deliveries say
+# whether a sideline is of the past, so the newest sidelines come first.
 _STATEMENT: Final = f"""
 WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
     SELECT s.room_id, r.name AS room, s.id, s.name, s.type, s.push_url, s.status, s.status_since, s.status_reason,
@@ -60,12 +61,13 @@ WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
         WHERE o.subscription_id IN (SELECT id FROM u WHERE NOT all_hidden) LIMIT {MAX_COUNTED}
     ) o WHERE o.attempt > 0 OR o.due_at <= now() GROUP BY o.subscription_id
 ), f AS MATERIALIZED (
-    SELECT u.*, s.since, coalesce(w.retrying, 0) AS retrying, w.oldest, w.newest, coalesce(w.due, 0) AS due, coalesce(w.waiting, 0) AS waiting,
+    SELECT u.*, s.since, s.newest AS newest_sidelined, coalesce(w.retrying, 0) AS retrying, w.oldest, w.newest, coalesce(w.due, 0) AS due, coalesce(w.waiting, 0) AS waiting,
         least(CASE WHEN w.due_since <= now() THEN w.due_since END, k.since) AS waits_from,
         u.status = '{SubscriptionStatus.DISABLED}' OR u.open_since IS NOT NULL OR u.only_failures_since IS NOT NULL
             OR coalesce(w.retrying, 0) > 0 OR (u.status = '{SubscriptionStatus.ACTIVE}' AND u.status_reason IS NOT NULL) AS fails
     FROM u LEFT JOIN LATERAL (
-        SELECT s.since FROM sidelined s WHERE s.room_id = u.room_id AND s.subscription_id = u.id ORDER BY s.since, s.id LIMIT 1
+        SELECT s.since, (SELECT n.since FROM sidelined n WHERE n.room_id = u.room_id AND n.subscription_id = u.id ORDER BY n.since DESC, n.id DESC LIMIT 1) AS newest
+        FROM sidelined s WHERE s.room_id = u.room_id AND s.subscription_id = u.id ORDER BY s.since, s.id LIMIT 1
     ) s ON true LEFT JOIN LATERAL (
         SELECT CASE WHEN h.reason = '{Reason.SATURATED}' AND h.delay_ms = 0 THEN coalesce((
             SELECT greatest(m.published_at, m.due_at) FROM deliveries d JOIN messages m ON m.room_id = d.room_id AND m.id = d.message_id
@@ -82,7 +84,8 @@ WITH RECURSIVE {{symptoms}}u AS MATERIALIZED (
     SELECT f.*, count(*) OVER () AS total FROM f
     WHERE f.fails OR f.since IS NOT NULL OR f.waits_from < now() - CAST(:late AS interval)
         OR (f.status IN ('{SubscriptionStatus.PAUSED}', '{SubscriptionStatus.SUSPENDED}') AND f.waits_from IS NOT NULL)
-    ORDER BY f.fails DESC, coalesce(f.only_failures_since, f.open_since, f.since, f.status_since), f.oldest, f.id
+    ORDER BY f.fails DESC, CASE WHEN f.fails THEN NULL WHEN f.waits_from < now() - CAST(:late AS interval) THEN now() ELSE f.newest_sidelined END DESC NULLS LAST,
+        coalesce(f.only_failures_since, f.open_since, f.since, f.status_since), f.oldest, f.id
     LIMIT :limit
 )
 SELECT f.*, now() AS at, n.sidelined, h.held, d.delivered_at, e.last_error, e.last_status, m.due_at,

@@ -397,6 +397,36 @@ async def test_a_disabled_endpoint_is_failing_and_the_limit_counts_the_rest(api:
     }
 
 
+async def test_subscriptions_that_rest_hide_none_that_fails_or_waits(api: Api) -> None:
+    """With a hundred that rest, those that need an operator were beyond the limit."""
+    room, by_name = await subscribed(api, "rests", "rests-too")
+    await api.publish(room, "made", {})
+    for one in by_name.values():
+        await api.sql(_SIDELINED, one["id"])
+    await api.publish(room, "made", {})
+    for one in by_name.values():
+        await api.sql(_DELIVERED, one["id"])
+    await api.sql("UPDATE sidelined SET since = now() - interval '1 day'")
+    failing = await api.subscription(room, "failing", push_url="https://failing.example.com/x")
+    behind = await api.subscription(room, "behind", type="PULL")
+    await api.publish(room, "made", {})
+    for one in by_name.values():
+        await api.sql(_DELIVERED, one["id"])
+    await api.sql(_SIDELINED, failing["id"])
+    await api.sql(
+        "UPDATE outbox SET due_at = now() - interval '3 minutes' WHERE subscription_id = %s",
+        behind["id"],
+    )
+    assert await conditions(api) == {
+        "failing": "failing",
+        "behind": "behind",
+        "rests": "resting",
+        "rests-too": "resting",
+    }
+    found = await reported(api, limit=2)
+    assert [one["name"] for one in found["subscriptions"]] == ["failing", "behind"]
+
+
 async def test_an_active_subscription_that_cannot_be_served_shows_why(api: Api) -> None:
     _, by_name = await subscribed(api, "sub")
     reason = "its deliveries are held: no key"
