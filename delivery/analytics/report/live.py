@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 
 MARKS: Final = {
@@ -19,6 +19,11 @@ MARKS: Final = {
 
 _HEALTHY: Final = frozenset({"resting"})
 """Conditions in which nothing fails at present."""
+
+
+def utc_time(text: str) -> datetime:
+    """Return a time of the answer in UTC: PostgreSQL's time zone may be another one."""
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class LiveStatus:
         troubled = answer["subscriptions"]
         return cls(
             url=url,
-            at=datetime.fromisoformat(answer["at"]),
+            at=utc_time(answer["at"]),
             parts_down=sorted(
                 name for name, state in answer["health"]["parts"].items() if state != "up"
             ),

@@ -24,7 +24,7 @@ from delivery.analytics.report.formats import (
     step_text,
     time_text,
 )
-from delivery.analytics.report.live import MARKS, LiveStatus
+from delivery.analytics.report.live import MARKS, LiveStatus, utc_time
 from delivery.analytics.report.outages import Outage, by_cost, problems
 from rooms.domain.usage import COUNTERS, UsageRow
 from rooms.safe_text import terminal_safe
@@ -252,7 +252,7 @@ def _live_row(
     one: Mapping[str, Any], live: LiveStatus, names: SubscriptionNames
 ) -> tuple[str, ...]:
     identity, condition = one["subscription_id"], one["condition"]
-    since = datetime.fromisoformat(one["since"])
+    since = utc_time(one["since"])
     waits = [
         count_text(count, what, what)
         for what, count in (

@@ -226,6 +226,12 @@ def test_a_running_service_says_what_fails_now() -> None:
     assert "goes on" not in rest.replace("what goes on at the end of the log", "")
 
 
+def test_times_of_the_service_are_in_utc() -> None:
+    live = status_of(**{A: {"since": "2026-03-01T22:30:00+10:00"}})
+    html = HtmlReport.from_tables(Tables({}, []), Surroundings(names={}, live=live)).html()
+    assert "2026-03-01 12:30, 30&nbsp;min ago" in html
+
+
 def test_what_the_service_did_not_list_is_not_called_healthy() -> None:
     live = replace(status_of(**{A: {"condition": "resting"}}), total=300)
     html = HtmlReport.from_tables(Tables({}, []), Surroundings(names={}, live=live)).html()
