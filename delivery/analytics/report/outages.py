@@ -1,7 +1,8 @@
 """Turn incidents into outages, each of which appears once, and find those that go on.
 
 Pieces of one outage are joined: incidents of mostly the same subscriptions, five minutes
-apart at most. Outages of the same subscriptions and cause are one problem that comes back.
+apart at most, whose causes do not contradict each other. Outages of the same subscriptions and
+cause are one problem that comes back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
+
+from delivery.analytics.findings.cells import FAILURE_ATTRIBUTES
 
 Row = Mapping[str, Any]
 _JOINED_WITHIN: Final = timedelta(minutes=5)
@@ -156,7 +159,22 @@ def _is_one(outage: Outage, piece: Outage) -> bool:
         outage.kind == piece.kind
         and piece.began - outage.ended <= _JOINED_WITHIN
         and _overlap(outage, piece) > _SAME_SHARE
+        and _may_agree(_origins(outage), _origins(piece))
     )
+
+
+def _may_agree(first: AbstractSet[object], other: AbstractSet[object]) -> bool:
+    """Return True unless both name causes, and none in common."""
+    return not first or not other or not first.isdisjoint(other)
+
+
+def _origins(outage: Outage) -> set[tuple[str, str]]:
+    """Return its causes, without kinds of errors: one cause may have several, and the reverse."""
+    return {
+        (cause["attribute"], cause["value"])
+        for cause in outage.causes
+        if cause["attribute"] not in FAILURE_ATTRIBUTES
+    }
 
 
 def _joined(outage: Outage, piece: Outage) -> Outage:

@@ -29,7 +29,18 @@ from delivery.analytics.report.outages import by_cost, find_outages
 from delivery.analytics.report.page import Figure, HtmlReport, Surroundings, render_png
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.domain.usage import COUNTERS, UsageRow
-from tests.support.report_tables import FULL, JOURNEYS, NOON, A, B, C, Tables, journey, rollup
+from tests.support.report_tables import (
+    FULL,
+    JOURNEYS,
+    NOON,
+    A,
+    B,
+    C,
+    Tables,
+    cause,
+    journey,
+    rollup,
+)
 
 
 def test_deliveries_are_counted_by_time_of_publish() -> None:
@@ -252,6 +263,21 @@ def test_pieces_of_one_outage_are_one() -> None:
     ]  # fmt: skip
     assert (found[0].late, found[0].sidelined, found[0].is_open) == (5, 1, False)
     assert [one.number for one in by_cost(found)] == [1, 3, 4]
+
+
+def test_two_causes_at_a_time_are_two_outages() -> None:
+    host = FULL["incidents"][0]
+    version = {**host, "incident": 2, "began": NOON + timedelta(minutes=2), "failures": 900}
+    version |= {"causes": [cause("event_version", "paid 2"), cause("http_status", "503")]}
+    found = find_outages([host, version], NOON + timedelta(hours=9))
+    assert [(one.number, one.causes[0]["attribute"]) for one in found] == [
+        (1, "target_host"),
+        (2, "event_version"),
+    ]
+    # What says nothing of the cause contradicts none.
+    unknown = {**version, "causes": [cause("http_status", "503")]}
+    (one,) = find_outages([host, unknown], NOON + timedelta(hours=9))
+    assert one.pieces == 2
 
 
 def test_intervals_of_begin_and_end_are_shown() -> None:
