@@ -196,7 +196,7 @@ def _format_groups(groups: Sequence[Sequence[Mapping[str, Any]]], at: datetime) 
     rows = [
         (
             names[one["subscription_id"]] if len(group) == 1 else f"{len(group)} subscriptions",
-            one["condition"].replace("_", " "),
+            ", ".join(dict.fromkeys(member["condition"].replace("_", " ") for member in group)),
             _format_age(one["since"], at),
             _format_age(one["last_delivered_at"], at),
             _format_waiting(one),

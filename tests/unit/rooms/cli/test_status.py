@@ -140,7 +140,7 @@ def test_those_of_one_endpoint_that_fail_alike_are_one_row(
             "together_with": [f"{other}" for other in range(8) if other != number],
         }
 
-    body = {
+    body: dict[str, Any] = {
         "at": "2026-01-31T12:00:00Z",
         "health": health(),
         "leader": "one",
@@ -164,6 +164,11 @@ def test_those_of_one_endpoint_that_fail_alike_are_one_row(
     )
     assert rows[3].strip() == ("crm.test; status: busy; orders/s1, orders/s3, orders/s5 and 1 more")
     assert "use --each" in result.stderr
+    # One that still delivers a part is not said to fail as the others do.
+    body["subscriptions"][6]["condition"] = "unsteady"
+    mixed = terminal.run("status").stdout.splitlines()[4:]
+    assert mixed[0].startswith("4 subscriptions  failing, unsteady  10 min ago")
+    assert mixed[2].split()[:3] == ["4", "subscriptions", "failing"]
     each = terminal.run("status", "--each")
     assert "orders/s7" in each.stdout
     assert "--each" not in each.stderr
