@@ -45,7 +45,8 @@ class Policy:
 
     def waits_s(self) -> Floats:
         """Return the seconds before each redelivery."""
-        waits = self.delay_ms / 1000 * self.multiplier ** np.arange(self.attempts)
+        with np.errstate(over="ignore"):
+            waits = self.delay_ms / 1000 * self.multiplier ** np.arange(self.attempts)
         capped: Floats = np.minimum(
             waits, np.inf if self.max_delay_ms is None else self.max_delay_ms / 1000
         )

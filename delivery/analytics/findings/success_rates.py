@@ -27,7 +27,8 @@ class AttemptSuccessRates:
             return Policy(delay_ms=0.0, multiplier=1.0, attempts=0)
         waits = self.delay_ms[retried] / self.retries[retried]
         growth = waits[1] / waits[0] if len(waits) > 1 and waits[0] else 1.0
-        free = waits[0] * growth ** np.arange(len(waits))
+        with np.errstate(over="ignore"):
+            free = waits[0] * growth ** np.arange(len(waits))
         capped = free > waits * 1.1
         return Policy(
             delay_ms=float(waits[0]),

@@ -1,5 +1,6 @@
 """Write numbers, shares, durations and times as people do: 1,234; 99.2 %; 3 min 20 s."""
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
@@ -98,7 +99,10 @@ def policy_text(delay_ms: float, multiplier: float, redeliveries: int, cap_ms: f
     text += f", the first after {seconds_text(delay_ms / 1e3)}"
     if redeliveries > 1 and multiplier > 1:
         text += f", each wait {multiplier:g} times the last"
-    longest = delay_ms * multiplier ** (redeliveries - 1)
+    try:
+        longest = delay_ms * multiplier ** (redeliveries - 1)
+    except OverflowError:  # a thousand retries are allowed, and a factor of a hundred
+        longest = math.inf
     if cap_ms is not None and cap_ms < longest:
         text += f", at most {seconds_text(cap_ms / 1e3)}"
     return text

@@ -62,3 +62,7 @@ def test_a_policy_is_one_phrase() -> None:
     assert policy_text(1000, 2.0, 5, 90_000) == (
         "5 retries, the first after 1 s, each wait 2 times the last"
     )
+    # The most that a tenant may set: a factor without a cap is beyond any number.
+    assert policy_text(1, 100.0, 1000, 60_000) == (
+        "1,000 retries, the first after 1 ms, each wait 100 times the last, at most 1 min"
+    )
