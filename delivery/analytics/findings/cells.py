@@ -88,7 +88,7 @@ DISPLAYED: Final = {_TYPED_VERSION: "event_version"}
 
 LOG_DAYS: Final = 731
 """Days before the newest row that are searched."""
-_DAY_S: Final = 86_400
+DAY_S: Final = 86_400
 
 
 def searched_bins(bins: Ints, bin_s: int, now: datetime) -> Mask:
@@ -97,9 +97,9 @@ def searched_bins(bins: Ints, bin_s: int, now: datetime) -> Mask:
     Times are those of PostgreSQL's clock. Rows of an hour in which it was wrong by years would make
     the log as long, and time and memory grow with its length.
     """
-    past = bins < (now.timestamp() + _DAY_S) / bin_s
+    past = bins < (now.timestamp() + DAY_S) / bin_s
     newest = bins[past].max(initial=0)
-    found: Mask = past & (bins > newest - LOG_DAYS * _DAY_S // bin_s)
+    found: Mask = past & (bins > newest - LOG_DAYS * DAY_S // bin_s)
     return found
 
 

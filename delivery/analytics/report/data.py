@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from delivery.analytics.findings.cells import DAY_S, LOG_DAYS
 from delivery.analytics.report.live import Names
 from delivery.analytics.report.outages import Outage, find_outages
 from rooms.domain.ids import COUNTER_DIGITS
@@ -84,8 +85,13 @@ class History:
         return max(known, key=lambda bucket: bucket.latency_s[percentile], default=None)
 
 
-def read_history(batches: Batches) -> History:
-    """Count journeys in two passes; the first finds the span, which decides the bucket length."""
+def read_history(batches: Batches, now: datetime | None = None) -> History:
+    """Count journeys in two passes; the first finds the span, which decides the bucket length.
+
+    `now` leaves out those whose times are wrong by years: a bucket would be months long.
+    """
+    if now is not None:
+        batches = _searched(batches, "message_hi", _published_s, now)
     ends = [
         (int(born.min()), int(born.max()), int(np.nanmax(batch["last_us"])))
         for batch in batches(_SPAN_COLUMNS)
@@ -113,7 +119,30 @@ def read_history(batches: Batches) -> History:
         for place in range(count)
     )
     log_end = datetime.fromtimestamp(max(end for *_, end in ends) / 1e6, UTC)
+    if now is not None:
+        log_end = min(log_end, now)
     return History(step_s=step, buckets=buckets, log_end=log_end)
+
+
+def _searched(
+    batches: Batches,
+    column: str,
+    seconds: Callable[[ColumnBatch], npt.NDArray[np.int64]],
+    now: datetime,
+) -> Batches:
+    """Return batches with the rows that are searched: see `searched_bins`."""
+    until = int(now.timestamp()) + DAY_S
+    newest = max(
+        (int(at[at < until].max(initial=0)) for at in map(seconds, batches((column,)))), default=0
+    )
+
+    def read(columns: tuple[str, ...]) -> Iterator[ColumnBatch]:
+        for batch in batches(columns):
+            at = seconds(batch)
+            some = (at < until) & (at > newest - LOG_DAYS * DAY_S)
+            yield {name: values[some] for name, values in batch.items()}
+
+    return read
 
 
 def _coarsest_step_s(span_s: int) -> int:
@@ -323,8 +352,15 @@ _MAX_PARTS: Final = 96
 _HOURLY_COLUMNS: Final = ("hour", "subscription_id", "attempts", "failures")
 
 
-def read_hourly_failures(batches: Batches, ids: Sequence[str]) -> HourlyFailures | None:
-    """Count attempts and failures of some subscriptions, from `rollups_hourly` in two passes."""
+def read_hourly_failures(
+    batches: Batches, ids: Sequence[str], now: datetime | None = None
+) -> HourlyFailures | None:
+    """Count attempts and failures of some subscriptions, from `rollups_hourly` in two passes.
+
+    `now`: as for `read_history`.
+    """
+    if now is not None:
+        batches = _searched(batches, "hour", lambda batch: _hours(batch["hour"]) * 3600, now)
     ends = [
         (int(hours.min()), int(hours.max()))
         for hours in (_hours(batch["hour"]) for batch in batches(("hour",)))

@@ -143,7 +143,7 @@ class HtmlReport:
     @classmethod
     def from_tables(cls, tables: ReportTables, around: Surroundings = NOTHING_ELSE) -> "HtmlReport":
         """Read the tables of one run."""
-        history = read_history(lambda columns: tables.batches("journeys", columns))
+        history = read_history(lambda columns: tables.batches("journeys", columns), tables.at)
         known = {**(around.live.names if around.live else {}), **around.names}
         names = read_subscription_names(tables.rows, tables.each_row, known, history.log_end)
         if around.live is not None:
@@ -162,6 +162,7 @@ class HtmlReport:
             hourly=read_hourly_failures(
                 lambda columns: tables.batches("rollups_hourly", columns),
                 [one.id for one in names.worst(MAX_SECTIONS)],
+                tables.at,
             ),
             around=around,
             ages=oldest_first(tables.rows("ages"))[:_MAX_AGES],

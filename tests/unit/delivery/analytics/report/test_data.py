@@ -1,10 +1,16 @@
-"""Test the names of subscriptions in the report."""
+"""Test the names of subscriptions in the report, and its history beside a wrong clock."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 
-from delivery.analytics.report.data import read_subscription_names
+from delivery.analytics.report.data import (
+    read_history,
+    read_hourly_failures,
+    read_subscription_names,
+)
 from delivery.analytics.report.live import Names
 from rooms.domain.ids import IdGenerator, RoomId
+from tests.support.report_tables import JOURNEYS, NOON, A, Tables, journey
 
 ROOM = RoomId(17)
 
@@ -57,3 +63,29 @@ def test_subscriptions_of_one_room_and_moment_have_different_labels() -> None:
     unnamed = dict.fromkeys(ids(3))
     assert len(set(labels(unnamed))) == 3
     assert all(label.startswith("hooks.example …") for label in labels(unnamed))
+
+
+_YEARS = timedelta(days=3653)
+
+
+def test_a_clock_that_was_wrong_for_a_moment_stretches_no_history() -> None:
+    wrong = [journey(sign * _YEARS.total_seconds(), "delivered", took_s=1) for sign in (1, -1)]
+    tables = Tables({}, [*JOURNEYS, *wrong])
+    now = NOON + timedelta(hours=1)
+    found = read_history(lambda columns: tables.batches("journeys", columns), now)
+    assert (found.step_s, found.total()) == (1, len(JOURNEYS))
+    assert found.log_end is not None
+    assert NOON < found.log_end <= now
+
+
+def test_a_clock_that_was_wrong_for_a_moment_stretches_no_strip() -> None:
+    hours = [{"hour": NOON + off, "subscription_id": A, "attempts": 5, "failures": 2}
+        for off in (timedelta(), timedelta(hours=1), _YEARS, -_YEARS)]  # fmt: skip
+    tables = Tables({"rollups_hourly": hours}, [])
+    now = NOON + timedelta(hours=2)
+    found = read_hourly_failures(
+        lambda columns: tables.batches("rollups_hourly", columns), [A], now
+    )
+    assert found is not None
+    assert (found.began, found.step_s) == (NOON, 3600)
+    assert found.counts[A].tolist() == [[5, 5], [2, 2]]
