@@ -5,6 +5,7 @@ depend on the log only, and not on the order in which an engine returns its coun
 """
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,20 +18,24 @@ import pyarrow.compute as pc
 
 _IPV4_PREFIX: Final = 24
 _IPV6_PREFIX: Final = 48
-_MIN_LABELS: Final = 3
+_MIN_PARENT: Final = 2
+_REGISTRY: Final = re.compile(r"(ac|co|com|edu|ne|net|or|org)\.[a-z]{2}", re.IGNORECASE)
+"""Domains below which countries register names: those have nothing else in common."""
 
 
 def network_of(host: str) -> str | None:
     """Return the network of a target: /24 or /48 of an address, the parent domain of a name.
 
     The log has the name of a webhook's host and not its address, so hosts with names are of one
-    network only if their names show it. Names with two labels have none.
+    network only if their names show it. Names with two labels have none, nor have those that are
+    registered below a country's `co`, `com` and the like.
     """
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        labels = host.rstrip(".").split(".")
-        return ".".join(["*", *labels[1:]]) if len(labels) >= _MIN_LABELS else None
+        _, *parent = host.rstrip(".").split(".")
+        is_of_all = len(parent) == _MIN_PARENT and _REGISTRY.fullmatch(".".join(parent))
+        return None if len(parent) < _MIN_PARENT or is_of_all else ".".join(["*", *parent])
     prefix = _IPV4_PREFIX if address.version == 4 else _IPV6_PREFIX  # noqa: PLR2004 - of IP
     return str(ipaddress.ip_network((address, prefix), strict=False))
 

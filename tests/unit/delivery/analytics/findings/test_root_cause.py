@@ -115,3 +115,11 @@ def test_the_network_of_a_target_is_its_prefix_or_parent_domain() -> None:
     assert network_of("a.hooks.example.") == "*.hooks.example"
     assert network_of("hooks.example") is None
     assert network_of("localhost") is None
+
+
+def test_names_of_one_country_are_no_network() -> None:
+    assert network_of("shop.co.uk") is None
+    assert network_of("shop.com.br.") is None
+    assert network_of("hooks.shop.co.uk") == "*.shop.co.uk"
+    assert network_of("tax.gov.ke") == "*.gov.ke"
+    assert network_of("co.uk") is None
