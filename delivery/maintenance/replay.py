@@ -35,7 +35,13 @@ from delivery.maintenance.restore import SKEW, OnQueued
 from delivery.maintenance.task import ShouldContinue
 from rooms.db.catalog.subscriptions import subscription_not_found
 from rooms.db.jobs.jobs import JobQueue, OpenJob
-from rooms.db.jobs.replay import BATCH, PastMessage, ReplayBatch, ReplayQueries
+from rooms.db.jobs.replay import (
+    BATCH,
+    PastMessage,
+    ReplayBatch,
+    ReplayQueries,
+    ReplayResult,
+)
 from rooms.domain.event_type_pattern import matches
 from rooms.domain.ids import (
     JobId,
@@ -296,8 +302,12 @@ class ReplayJob:
                 if not await sleep_unless_stopped(limiter.delay_s(), should_continue):
                     return False
                 limiter.take(part.count)
-                if not await self._insert(job.id, position, request, part):
+                result = await self._insert(job.id, position, request, part)
+                if result is None:
                     return False
+                if result.is_outdated:  # what it wants of the rest of the page is decided anew
+                    end = False
+                    break
                 position = {"after": part.last}
             if end:
                 return True
@@ -310,22 +320,25 @@ class ReplayJob:
 
         Payloads are dropped here: a job may wait for its rate for long.
         """
-        interests, expression = await self._queries.interests(request.subscription)
+        interests = await self._queries.interests(request.subscription)
         page = await self._queries.page(
             request.subscription,
             after,
             request.until,
             since=request.since,
             requested_at=job.created_at,
-            with_payload=expression is not None,
+            with_payload=interests.filter is not None,
             foreign=request.is_foreign,
             missing=request.missing,
             business_keys=request.business_keys,
             limit=self._batch,
         )
-        possible = [past for past in page.messages if request.matches(past, expression)]
-        wanted = await wanted_messages(possible, interests, expression, self._sandbox)
-        return _split_page(page.messages, wanted, limiter.batch_size(self._batch)), page.end
+        possible = [past for past in page.messages if request.matches(past, interests.filter)]
+        wanted = await wanted_messages(
+            possible, interests.event_types, interests.filter, self._sandbox
+        )
+        size = limiter.batch_size(self._batch)
+        return _split_page(page.messages, wanted, size, interests.version), page.end
 
     async def _insert(
         self,
@@ -333,12 +346,14 @@ class ReplayJob:
         position: Mapping[str, Any] | None,
         request: ReplayRequest,
         part: "_PagePart",
-    ) -> bool:
+    ) -> ReplayResult | None:
+        """Deliver a part; None: the job has ended, or is at another position."""
         for salt in range(_MAX_SALTS):
             batch = ReplayBatch(
                 deliveries=[
                     (message, replayed_id(message, job, salt)) for message in part.messages
                 ],
+                version=part.version,
                 last=part.last,
                 scanned=part.count if request.is_foreign else part.scanned,
                 unwanted=0 if request.is_foreign else part.scanned - part.count,
@@ -352,14 +367,16 @@ class ReplayJob:
                 missing=request.missing,
             )
             if result is None:
-                return False
+                return None
             if result.type is None:
                 raise subscription_not_found(request.subscription)
+            if result.is_outdated:
+                return result
             if not result.clashing_ids:
                 self._on_queued(
                     request.subscription if result.type == SubscriptionType.PULL else None
                 )
-                return True
+                return result
         raise ValueError(
             f"no free delivery ids for messages up to {part.last} after {_MAX_SALTS} attempts"
         )
@@ -367,11 +384,15 @@ class ReplayJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PagePart:
-    """Hold wanted messages of a page; `scanned` counts the unwanted ones between them, too."""
+    """Hold wanted messages of a page; `scanned` counts the unwanted ones between them, too.
+
+    `version`: of the subscription that wants them.
+    """
 
     messages: Sequence[MessageId]
     last: MessageId
     scanned: int
+    version: int
 
     @property
     def count(self) -> int:
@@ -379,7 +400,7 @@ class _PagePart:
 
 
 def _split_page(
-    page: Sequence[PastMessage], wanted: Collection[MessageId], size: int
+    page: Sequence[PastMessage], wanted: Collection[MessageId], size: int, version: int
 ) -> list[_PagePart]:
     """Split a page into parts of at most `size` wanted messages; the last one ends with it."""
     parts: list[list[PastMessage]] = [[]]
@@ -396,6 +417,7 @@ def _split_page(
             messages=[past.id for past in part if past.id in wanted],
             last=part[-1].id,
             scanned=len(part),
+            version=version,
         )
         for part in parts
         if part

@@ -95,13 +95,14 @@ _PAGE_BUSINESS_KEYS: Final = _PAGE_TEMPLATE.format(
 )
 
 _INTERESTS: Final = """
-SELECT 0, u.id::text, u.event_types, u.filter FROM subscriptions u
+SELECT 0, u.version - u.lane_changes, u.event_types, u.filter FROM subscriptions u
 WHERE u.room_id = %(room)s::int4 AND u.id = %(subscription)s::uuid AND u.status NOT IN ('deleted', 'rejected', 'terminated')
 UNION ALL SELECT 0, NULL, NULL, NULL
 """
 
 # An id that another delivery has already (42 bits are random) stops the batch: the ids are made
-# from another salt. Messages that their publisher cancelled are delivered to no subscription.
+# from another salt. So does a change of the subscription: its former version decided what it wants
+# and may have. Messages that their publisher cancelled are delivered to no subscription.
 # Retention may just be deleting a message of the default partition: either it is locked here and
 # stays, or it was deleted before and this starts again. A message that the subscription had before
 # has the same sequence number again, so that a consumer knows it for a repetition. What another
@@ -121,7 +122,7 @@ WITH {open_job}, s AS MATERIALIZED (
             AND (d.message_id <> v.message_id OR d.subscription_id <> %(subscription)s::uuid) LIMIT 1
     ) d
 ), free AS MATERIALIZED (
-    SELECT NOT EXISTS (SELECT FROM clash) AND EXISTS (SELECT FROM s) AS yes
+    SELECT NOT EXISTS (SELECT FROM clash) AND EXISTS (SELECT FROM s WHERE policy = %(version)s::int4) AS yes
 ), no_day AS MATERIALIZED (
     SELECT v.id FROM v CROSS JOIN LATERAL (
         SELECT FROM messages_rest r WHERE r.room_id = %(room)s::int4 AND r.id = v.message_id LIMIT 1 FOR KEY SHARE
@@ -170,7 +171,7 @@ WITH {open_job}, s AS MATERIALIZED (
     RETURNING 1
 ), {progress}
 SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM progress), (SELECT type FROM s),
-    (SELECT string_agg(id::text, ',') FROM clash)
+    EXISTS (SELECT FROM s WHERE policy <> %(version)s::int4), (SELECT string_agg(id::text, ',') FROM clash)
 """
 _INSERT: Final = _INSERT_TEMPLATE.format(
     open_job=OPEN_JOB,
@@ -217,6 +218,15 @@ class PastMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedInterests:
+    """Hold the event types that a subscription wants (None: all) and its filter, in a version."""
+
+    event_types: tuple[Interest, ...] | None
+    filter: str | None
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPage:
     """List the next messages of a walk; `end`: there are no more."""
 
@@ -229,9 +239,10 @@ class ReplayBatch:
     """List messages to deliver, each with the id of its delivery.
 
     With them the walk has come to the message `last` and has scanned `scanned` more, of which
-    `unwanted` do not match.
+    `unwanted` do not match. `version`: of the subscription, by which that was decided.
     """
 
+    version: int
     deliveries: Sequence[tuple[MessageId, DeliveryId]]
     last: MessageId
     scanned: int
@@ -242,10 +253,11 @@ class ReplayBatch:
 class ReplayResult:
     """Hold the subscription's type (None: it is gone), and ids that other deliveries have already.
 
-    In both cases nothing was delivered.
+    `is_outdated`: it has another version now. In all these cases nothing was delivered.
     """
 
     type: str | None
+    is_outdated: bool
     clashing_ids: Collection[DeliveryId]
 
 
@@ -277,20 +289,17 @@ class ReplayQueries:
         statement = _COUNT_BUSINESS_KEYS if business_keys else _COUNT
         return await count_bounded(self._writer, statement, parameters)
 
-    async def interests(
-        self, subscription: SubscriptionId
-    ) -> tuple[tuple[Interest, ...] | None, str | None]:
-        """Return the event types that a subscription wants (None: all), and its filter.
-
-        NotFoundError: it is gone.
-        """
+    async def interests(self, subscription: SubscriptionId) -> ReplayedInterests:
+        """Return what a subscription wants. NotFoundError: it is gone."""
         rows = await self._writer.run(
             _INTERESTS, {"room": room_of(subscription), "subscription": subscription}
         )
         if not rows:
             raise subscription_not_found(subscription)
-        _, event_types, expression = rows[0]
-        return interests_from_json(event_types), expression
+        version, event_types, expression = rows[0]
+        return ReplayedInterests(
+            event_types=interests_from_json(event_types), filter=expression, version=version
+        )
 
     async def page(
         self,
@@ -356,15 +365,17 @@ class ReplayQueries:
             "last": batch.last,
             "seen": batch.scanned,
             "passed": batch.unwanted,
+            "version": batch.version,
             "expired": expired,
             "missing": missing,
             "host": self._writer.host,
         }
-        ((is_current, kind, taken),) = await self._writer.run(_INSERT, parameters)
+        ((is_current, kind, is_outdated, taken),) = await self._writer.run(_INSERT, parameters)
         if not is_current:
             return None
         return ReplayResult(
             type=kind,
+            is_outdated=is_outdated,
             clashing_ids=[
                 DeliveryId(identity) for identity in (taken or "").split(",") if identity
             ],

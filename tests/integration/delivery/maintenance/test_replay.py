@@ -535,6 +535,34 @@ async def test_a_slow_replay_goes_on_in_short_time_slices(
         assert len(await given(installation, subscription)) == (number + 1) // 2
 
 
+async def test_a_slow_replay_follows_a_change_of_what_the_subscription_wants(
+    installation: Installation, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Change it while the rest of a page that was read waits for its rate."""
+    copies = await published(installation, 5)
+    (paid,) = await published(installation, 1, event_type="order.paid")
+    subscription = await installation.subscribe()
+    waits = 0
+
+    async def wait(_seconds: float, _go_on: Any) -> bool:
+        nonlocal waits
+        waits += 1
+        if waits == 3:
+            await installation.rows(
+                """UPDATE subscriptions SET event_types = '[{"name": "order.paid"}]',
+                version = version + 1 WHERE id = %s RETURNING 1""",
+                subscription,
+            )
+        return True
+
+    monkeypatch.setattr(replay_module, "sleep_unless_stopped", wait)
+    identity = await replay(installation, subscription, rate_per_s=1)
+    await jobs_of(writer).run(always)
+    wanted = [*copies[:2], paid]
+    assert set(await given(installation, subscription)) == {copy.message_id for copy in wanted}
+    assert await result(installation, identity) == {"replayed": 3, "not_wanted": 3}
+
+
 def test_a_replayed_id_is_always_the_same_and_of_its_messages_millisecond() -> None:
     message, job_id = (
         MessageId("01900000-1234-7abc-8def-012345670007"),

@@ -10,16 +10,22 @@ from tests.integration.delivery.maintenance.test_replay import jobs_of
 from tests.integration.delivery.maintenance.test_service import always
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import (
+    PAID,
+    SENT,
     Member,
     accepted,
     act,
     approve,
     change,
+    grant,
     member,
     pulled,
+    read,
+    revoke,
     shared_room,
     subscribe,
 )
+from tests.integration.rooms.api.scenarios.test_lost_grants import cancel_ungranted
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 MATCHES = "payload.secret in ['a', 'public']"
@@ -149,3 +155,39 @@ async def test_a_suspended_subscription_replays_nothing(api: Api) -> None:
     assert (await act(api, owner, made["id"], "reinstate")).status_code == 200
     answer = await act(api, subscriber, made["id"], "replay", since=LONG_AGO)
     assert answer.status_code == 202, answer.text
+
+
+async def test_a_slow_replay_gives_nothing_that_a_narrower_grant_does_not_cover(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow grant and subscription while the rest of a page that was read waits for its rate.
+
+    What the replay gave before is cancelled, so nothing of the other type is left or comes.
+    """
+    owner, subscriber = await member(api), await member(api)
+    room = await shared_room(api, owner)
+    wide = await grant(api, owner, room, subscriber.id, "subscribe", event_types=["order.*"])
+    made = await subscribe(api, subscriber, room)
+    sent = [await accepted(api, owner.key, room, event_type=SENT) for _ in range(3)]
+    paid = await accepted(api, owner.key, room, event_type=PAID)
+    assert await pulled(api, subscriber, made["id"]) == [*sent, paid]
+    waits = 0
+
+    async def narrow(_seconds: float, _go_on: Any) -> bool:
+        nonlocal waits
+        waits += 1
+        if waits == 2:
+            await grant(api, owner, room, subscriber.id, "subscribe", event_types=[PAID])
+            await revoke(api, owner, room, wide)
+            answer = await change(api, subscriber, made["id"], event_types=[{"name": PAID}])
+            assert answer.status_code == 200, answer.text
+            await cancel_ungranted(api)
+            assert (await read(api, subscriber, made["id"]))["status"] == "active"
+        return True
+
+    monkeypatch.setattr(replay, "sleep_unless_stopped", narrow)
+    answer = await act(api, subscriber, made["id"], "replay", since=LONG_AGO, rate_per_s=1)
+    assert answer.status_code == 202, answer.text
+    await jobs_of(api.services.writer).run(always)
+    assert waits > 1
+    assert await pulled(api, subscriber, made["id"]) == [paid]

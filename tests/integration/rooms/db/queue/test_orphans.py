@@ -215,6 +215,7 @@ async def test_a_replay_gives_nothing_that_is_just_being_taken_leave_of(
     )
     messages = sorted([old.message, kept.message])
     batch = ReplayBatch(
+        version=(await ReplayQueries(writer).interests(subscription)).version,
         deliveries=[(message, replayed_id(message, job, 0)) for message in messages],
         last=messages[-1],
         scanned=2,
