@@ -2,8 +2,9 @@
 
 **Restore**: an unfinished delivery keeps its state, attempt and due time and moves on by one
 generation. If its work row is missing, it is made again. A delivery that ended is queued if that
-was requested: its attempts count anew, with a fresh lifetime. A delivery that a living process has
-claimed or leased is on its way, and stays as it is.
+was requested: its attempts count anew, with a fresh lifetime. It is not where the subscription is
+another organisation's and no grant covers it. A delivery that a living process has claimed or
+leased is on its way, and stays as it is.
 
 **Clear**: unfinished deliveries are cancelled, of a room or of one subscription. A skip to now
 keeps what is due after it was requested. What a push worker has claimed is left to end, and
@@ -23,6 +24,7 @@ from rooms.db.bounded_counts import count_bounded
 from rooms.db.job_progress import OPEN_JOB, position_json, progress_cte
 from rooms.db.pg_arrays import word_array
 from rooms.db.queue.expire import termination_statement
+from rooms.db.queue.refusals import is_not_granted
 from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import JobId, MessageId, RoomId, SubscriptionId
@@ -40,17 +42,18 @@ _ENDED: Final = ", ".join(f"'{state}'" for state in (State.EXPIRED, State.CANCEL
 # reads it again. With `%(on)s`, after many steps, such a row is passed over.
 _RESTORE: Final = """
 WITH {open_job}, page AS MATERIALIZED (
-    SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, d.attempt, d.due_at, d.expires_at, d.reason
+    SELECT d.room_id, d.id, d.message_id, d.subscription_id, d.state, d.generation, d.attempt, d.due_at, d.expires_at, d.reason, d.attempts
     FROM deliveries d WHERE d.room_id = %(room)s::int4 AND d.id > %(after)s::uuid AND d.id < %(until)s::uuid {of}
         AND (SELECT one FROM open_job) = 1
     ORDER BY d.id LIMIT %(limit)s::int4
 ), r AS MATERIALIZED (
-    SELECT {room_lifetime_ms} AS lifetime_ms FROM rooms r WHERE r.id = %(room)s::int4 AND NOT r.deleting
+    SELECT {room_lifetime_ms} AS lifetime_ms, r.organisation_id AS owner FROM rooms r WHERE r.id = %(room)s::int4 AND NOT r.deleting
 ), seen AS MATERIALIZED (
     SELECT p.*, u.type, u.version - u.lane_changes AS policy, u.message_expiration_ms AS own_life_ms, m.priority, m.event_type, m.event_version, m.correlation_id, m.published_at,
         greatest(m.due_at, now()) AS first_due, o.id IS NOT NULL AS in_outbox, o.kind, o.claimed_until,
         o.claimed_until > now() AS claimed, coalesce(o.delay_ms, h.delay_ms, 0) AS delay_ms, h.id IS NOT NULL AS in_held,
-        coalesce(o.due_at, p.due_at, now()) AS due
+        coalesce(o.due_at, p.due_at, now()) AS due,
+        (p.state IN ({ended}) AND u.organisation_id <> (SELECT owner FROM r) AND {not_granted}) IS TRUE AS ungranted
     FROM page p LEFT JOIN LATERAL (
         SELECT * FROM subscriptions u WHERE u.room_id = p.room_id AND u.id = p.subscription_id AND u.status NOT IN ('deleted', 'rejected', 'terminated') LIMIT 1
     ) u ON true LEFT JOIN LATERAL (
@@ -61,7 +64,7 @@ WITH {open_job}, page AS MATERIALIZED (
     WHERE p.state = ANY (%(states)s::delivery_state[]) AND EXISTS (SELECT FROM r)
 ), c AS MATERIALIZED (
     SELECT s.*, CASE WHEN s.type IS NULL THEN 'subscription_gone' WHEN s.priority IS NULL THEN 'message_gone'
-        WHEN s.published_at > %(asked_at)s::timestamptz THEN 'newer'
+        WHEN s.published_at > %(asked_at)s::timestamptz THEN 'newer' WHEN s.ungranted THEN 'not_granted'
         WHEN s.state = '{leased}' THEN 'leased' WHEN s.claimed THEN 'in_flight' WHEN s.state IN ({ended}) THEN 'renewed'
         WHEN s.expires_at <= now() THEN CASE WHEN '{expired}' = ANY (%(states)s::delivery_state[]) THEN 'renewed' ELSE 'expiring' END
         ELSE 'restored' END AS what
@@ -135,6 +138,7 @@ def _restore_statement(of: str = "") -> str:
     return _RESTORE.format(
         open_job=OPEN_JOB,
         room_lifetime_ms=ROOM_LIFETIME_MS,
+        not_granted=is_not_granted("p", "u"),
         of=of,
         again=_REPEATED,
         ended=_ENDED,

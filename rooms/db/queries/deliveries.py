@@ -10,13 +10,13 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rooms.db.operational.messages import IS_OPERATIONAL
 from rooms.db.queries.hidden_deliveries import is_hidden, is_of_others
 from rooms.db.queries.message_scope import MessageView
 from rooms.db.queries.messages import ListFilter, deliveries_of, event_type_conditions
 from rooms.db.queries.scan_bound import Scanned, find_scan_bound, hidden_from
 from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
-from rooms.db.statement_parts import ROOM_LIFETIME_MS, has_live_grant, matches_patterns
+from rooms.db.queue.refusals import is_not_granted
+from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.db.tables.messages import deliveries, messages
 from rooms.db.tables.rooms import IS_SHOWN_IN_PORTALS, rooms, subscriptions
 from rooms.db.writer import LogWriter
@@ -241,14 +241,6 @@ def _delivery(row: RowMapping) -> DeliveryRecord:
     )
 
 
-# What it took formerly is cancelled if the grant for it ends before it is delivered; else it is
-# not.
-_TAKES: Final = f"""(s.event_types IS NULL OR {
-    matches_patterns(
-        "m.event_type",
-        "ARRAY (SELECT e.value->>'name' FROM jsonb_array_elements(s.event_types) e) || s.former_types",
-    )
-})"""  # noqa: S608 - constants of this package
 # A shovel does not renew the lifetime: if it expired meanwhile, the delivery ends here. A restore
 # renews it. What was kept from another organisation's subscription must not reach it by this.
 _REDELIVER: Final = f"""
@@ -263,8 +255,7 @@ WITH t AS MATERIALIZED (
         CASE WHEN s.organisation_id = r.organisation_id THEN NULL
             WHEN d.state = 'cancelled' AND d.reason = '{Reason.WITHDRAWN}' THEN 'withdrawn'
             WHEN d.state = 'cancelled' AND m.due_at > now() THEN 'not_due'
-            WHEN (d.state = 'cancelled' AND d.reason = '{Reason.NOT_GRANTED}' OR d.attempts = 0 AND s.approved_at IS NULL)
-                AND NOT ({IS_OPERATIONAL}) AND NOT ({has_live_grant("s", "m.event_type")} AND {_TAKES}) THEN 'not_granted' END AS refused,
+            WHEN {is_not_granted("d", "s")} THEN 'not_granted' END AS refused,
         CASE WHEN d.state <> 'sidelined' THEN 'restored' WHEN d.expires_at <= now() THEN 'expired' ELSE 'shoveled' END AS kind
     FROM deliveries d
         JOIN rooms r ON r.id = d.room_id AND NOT r.deleting

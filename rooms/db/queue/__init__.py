@@ -13,6 +13,7 @@ them agree, and `integrity` repairs what was changed by other means.
     broker_change     rows that the former broker mode left
     endpoints, throttle     what a worker loads of a subscription, and `lanes`, which workers share
     expire, withdraw        the end of deliveries by time or by request
+    refusals                what a guest's subscription may not be sent again
     orphans, integrity      deliveries whose parts do not fit, and work rows that do not match
 
 If a process dies here:

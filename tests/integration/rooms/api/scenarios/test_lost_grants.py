@@ -1,5 +1,6 @@
 """Subscriptions that lose a grant: what they keep, and what a narrower grant cancels."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -9,10 +10,12 @@ from sqlalchemy import event
 
 from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobRunner
+from delivery.maintenance.restore import RestoreJob
 from delivery.maintenance.ungranted import CancelUngrantedJob
 from rooms.db.connection import open_connection
 from rooms.db.jobs.delete import START, CancelPage
 from rooms.db.jobs.jobs import JobQueue
+from rooms.db.jobs.restore import RestoreQueries
 from rooms.db.jobs.ungranted import UngrantedQueries
 from rooms.db.writer import PUBLISHER, session_name
 from rooms.domain.ids import JobId, RoomId, SubscriptionId
@@ -547,6 +550,43 @@ async def test_what_was_cancelled_is_sent_again_once_it_is_granted_and_taken(
     await narrowed.take(PAID, SENT)
     assert await redelivered() == 200
     assert await narrowed.pulled() == [sent]
+
+
+@pytest.mark.parametrize("of", ["rooms", "messages"])
+async def test_a_restore_brings_back_nothing_that_no_grant_covers(
+    narrowed: Narrowed, of: str
+) -> None:
+    """Restore by the owner what was cancelled, and what expired unseen, before and after a grant."""
+    api, owner = narrowed.api, narrowed.owner
+    sent, late = await narrowed.publish(SENT), await narrowed.publish(SENT)
+    paid = await narrowed.publish(PAID)
+    await api.sql("UPDATE deliveries SET state = 'expired' WHERE message_id = %s", late)
+    await narrowed.take(PAID)
+    await cancel_ungranted(api)
+    await api.sql("UPDATE deliveries SET state = 'cancelled' WHERE message_id = %s", paid)
+
+    async def restored() -> dict[str, int]:
+        jobs, found = [], Counter[str]()
+        for target in [narrowed.room] if of == "rooms" else [sent, late, paid]:
+            body = {"states": ["cancelled", "expired"]}
+            answer = await api.call("POST", f"/{of}/{target}/restore", owner.key, json=body)
+            assert answer.status_code == 202, answer.text
+            jobs.append(answer.json()["job_id"])
+        queue = JobQueue(api.services.writer)
+        job = RestoreJob(queue, RestoreQueries(api.services.writer), on_queued=lambda _: None)
+        await JobRunner(queue, job.handlers(), poll_s=0.01).run(lambda: True)
+        for identity in jobs:
+            answer = await api.call("GET", f"/jobs/{identity}", owner.key)
+            found.update(answer.json()["result"])
+        return dict(+found)
+
+    assert await restored() == {"renewed": 1, "not_granted": 2}
+    assert await narrowed.pulled() == [paid]
+    await grant(api, owner, narrowed.room, narrowed.subscriber.id, "subscribe", event_types=[SENT])
+    assert await restored() == {"not_granted": 2}, "nothing would cancel it if that grant ended"
+    await narrowed.take(PAID, SENT)
+    assert await restored() == {"renewed": 2}
+    assert await narrowed.pulled() == sorted([sent, late])
 
 
 async def test_a_grant_that_has_begun_loses_nothing_before_it_is_applied(api: Api) -> None:
