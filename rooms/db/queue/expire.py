@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rooms.db.pg_arrays import literal_array
 from rooms.db.queue.claims import LARGEST_ORGANISATION, OF_OTHER_ORGANISATIONS
-from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
+from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering, leave_line
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, OrganisationId, room_of
 from rooms.domain.state_machine import UNFINISHED, Reason, State
@@ -80,6 +80,11 @@ SELECT (SELECT count(*) FROM log) + {turns}, (SELECT count(*) FROM d), {answer}
 """
 
 
+_ENDED_IN_LINE: Final = f"""
+    SELECT room_id, id FROM c WHERE state = '{State.HELD}' AND id IN (SELECT id FROM d)
+"""  # noqa: S608 - constants of this package
+
+
 def termination_statement(
     *,
     candidates: str,
@@ -107,7 +112,8 @@ def termination_statement(
         under_way=_CLAIMED,
         lease_goes=lease_condition,
         answer=result_columns,
-        onward=advance_ordering("SELECT room_id, id FROM d", logged="(SELECT count(*) FROM log)"),
+        onward=advance_ordering("SELECT room_id, id FROM d", logged="(SELECT count(*) FROM log)")
+        + leave_line(_ENDED_IN_LINE),
         turns=RELEASED_COUNT,
         then=f", {trailing_ctes}" if trailing_ctes else "",
     )

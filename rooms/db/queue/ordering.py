@@ -30,8 +30,8 @@ ENDED_STATES: Final = "('delivered', 'handed_over', 'dropped', 'expired', 'cance
 """
 
 # `ended` may contain deliveries that were waiting: they are not released. Waiting rows before the
-# released one are obsolete. The key's row is found by its head, so one look into an empty index is
-# all it costs without ordering.
+# released one are obsolete; few are left, as `leave_line` has deleted the others. The key's row is
+# found by its head, so one look into an empty index is all it costs without ordering.
 _ADVANCE_CTES: Final = """, next_up AS MATERIALIZED (
     SELECT k.room_id, k.subscription_id, k.key, k.head, k.tail, n.position, n.id AS next
     FROM ({ended}) e CROSS JOIN LATERAL (
@@ -147,6 +147,27 @@ def advance_ordering(
     return _ADVANCE_CTES.format(ended=ended, reason=Reason.ORDER) + _release_next(
         mode_parameters, writer, logged
     )
+
+
+# No lock is waited for: a row that another statement has locked stays, and is obsolete then. Its
+# index is by id; the sign leaves the primary key out, by which all of the room would be read.
+_LEAVE_LINE_CTES: Final = """, line_left AS MATERIALIZED (
+    SELECT w.room_id, w.id FROM ({ended}) e CROSS JOIN LATERAL (
+        SELECT w.room_id, w.id FROM ordered_waiting w WHERE -w.room_id = -e.room_id AND w.id = e.id
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) w
+), line_freed AS (
+    DELETE FROM ordered_waiting w USING line_left l WHERE -w.room_id = -l.room_id AND w.id = ANY (ARRAY[l.id])
+)"""
+
+
+def leave_line(ended: str) -> str:
+    """Return CTEs for a statement that ends deliveries which may wait for their turn.
+
+    They leave the line, or a key that is blocked for long would gather them without bound, and the
+    statement that ends its head would read them all. `ended` selects (room_id, id).
+    """
+    return _LEAVE_LINE_CTES.format(ended=ended)
 
 
 RELEASED_COUNT: Final = "(SELECT count(*) FROM turns)"

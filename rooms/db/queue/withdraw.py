@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering
+from rooms.db.queue.ordering import RELEASED_COUNT, advance_ordering, leave_line
 from rooms.db.statement_parts import JOIN_MESSAGE, session_lives
 from rooms.db.writer import LIVENESS_LOCK, LogWriter
 from rooms.domain.ids import DeliveryId, MessageId, SubscriptionId, created_ms, first_id, room_of
@@ -84,7 +84,7 @@ WITH {_DELIVERIES}, u AS MATERIALIZED (SELECT * FROM c WHERE {_OPEN}), o AS (
     SELECT %(writer)s, %(seq)s - 1 + row_number() OVER (), d.room_id, d.message_id, '{LogKind.CANCELLED}', d.subscription_id,
         d.id, d.generation, d.attempt, m.event_type, m.event_version, m.correlation_id, %(host)s::text, '{Reason.WITHDRAWN}'
     FROM d {JOIN_MESSAGE} RETURNING 1
-){advance_ordering("SELECT room_id, id FROM d", logged="(SELECT count(*) FROM log)")}
+){advance_ordering("SELECT room_id, id FROM d", logged="(SELECT count(*) FROM log)")}{leave_line("SELECT room_id, id FROM d WHERE id IN (SELECT id FROM h)")}
 SELECT (SELECT count(*) FROM log) + {RELEASED_COUNT}{_RESULT_COLUMNS}"""  # noqa: S608 - constants of this package
 
 # The lifetime stays: it is as long from the new due time as it was from the old one.

@@ -114,6 +114,7 @@ OWN = {
     "unloaded sidelines": {"sidelined_unloaded"}, "placed of": {"sidelined_subscription"},
     "adopt": {"upkeep_marks_pkey"}, "completed": {"operational_messages_check"},
     "completed in turn": {"operational_messages_room"}, "due for completion": {"operational_messages_check"},
+    "withdraw": {"ordered_waiting_id"},
 }  # fmt: skip
 # These choose from a hundred thousand rows and more, which their index has in order.
 SORTED = {"release held", "drain", "probe", "unloaded", "unloaded sidelines", "placed of"}

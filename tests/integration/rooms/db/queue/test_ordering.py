@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
+import psycopg
 import pytest
 
 from delivery.maintenance.expiry import OrderingRepair
@@ -225,6 +226,39 @@ async def test_what_expires_while_it_waits_is_not_called(hall: Hall) -> None:
         "the head, and the next with it"
     )
     assert hall.states() == "......o"
+
+
+async def test_what_ends_while_it_waits_leaves_the_line_of_a_blocked_key(hall: Hall) -> None:
+    """Otherwise the end of the head, one statement, must pass over all that ended meanwhile."""
+    await hall.send("k", 1, 2, 3, 4, 5)
+    await hall.work(State.SIDELINED, Reason.TERMINAL_STATUS)
+    ids = [place.id for place in standing(hall.house, hall.hook, "k")]
+    hall.house.run("UPDATE deliveries SET expires_at = now() WHERE id = ANY(%s::uuid[])", ids[1:3])
+    low = hall.house.run("SELECT now() - interval '1 hour'")[0][0]
+    assert (await ExpiryQueries(hall.writer).expire(low, limit=10)).expired == 2
+    ((fourth,),) = hall.house.run("SELECT id::text FROM messages WHERE payload = '4'")
+    (changed,) = await cancel_message(hall.writer, MessageId(fourth))
+    assert changed.outcome is ChangeOutcome.DONE
+    assert hall.house.run("SELECT id::text FROM ordered_waiting") == [(ids[4],)]
+    assert await hall.order.skip(hall.hook, "k") == (ids[0], True)
+    assert await hall.work() == [5]
+    assert [hall.house.count(table) for table in ("ordered_keys", "ordered_waiting")] == [0, 0]
+
+
+async def test_an_end_waits_for_no_lock_of_the_line(hall: Hall) -> None:
+    """A row that another statement has locked stays, and is passed over when its turn comes."""
+    await hall.send("k", 1, 2, 3, 4)
+    ids = [place.id for place in standing(hall.house, hall.hook, "k")]
+    hall.house.run("UPDATE deliveries SET expires_at = now() WHERE id = ANY(%s::uuid[])", ids[1:3])
+    low = hall.house.run("SELECT now() - interval '1 hour'")[0][0]
+    with psycopg.connect(hall.house.url) as other:
+        other.execute("SELECT FROM ordered_waiting WHERE id = %s FOR UPDATE", (ids[1],))
+        async with asyncio.timeout(10):
+            assert (await ExpiryQueries(hall.writer).expire(low, limit=10)).expired == 2
+    left = hall.house.run("SELECT id::text FROM ordered_waiting ORDER BY position")
+    assert left == [(ids[1],), (ids[3],)]
+    assert [await hall.work() for _ in range(2)] == [[1], [4]]
+    assert hall.house.count("ordered_waiting") == 0
 
 
 async def test_a_late_success_of_a_sidelined_head_lets_the_next_go(hall: Hall) -> None:
