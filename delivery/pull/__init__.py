@@ -45,6 +45,7 @@ to its end, and is acknowledged until then.
 | this process stops | waiting polls get an empty answer, streams end with `shutdown` |
 | a stream's client disconnects | unsent messages return at once, sent ones when leases end |
 | it does not read | it is not interested until it does; after 60 s it is disconnected |
+| half of a lease is over before | what was not sent returns at once, uncounted; others get it |
 | its key is revoked, its subscription deleted | the stream ends within 5 s and says why |
 
 With an external broker a copy is a hint, and its outbox row is the truth:

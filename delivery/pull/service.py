@@ -302,7 +302,7 @@ class PullService:
         return results_json(results)
 
     def return_undelivered(self, batch: StreamBatch, *, sent: int, begun: int) -> None:
-        """Return messages of a stream that has ended to the queue: all but the first `sent`.
+        """Return messages of a stream to the queue: all but the first `sent`.
 
         Those behind the first `begun` are untouched. The client may have seen the others, so they
         count as received.

@@ -4,6 +4,7 @@ A browsing stream reads what waits in a queue, and what comes later, without lea
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from functools import partial
@@ -55,11 +56,19 @@ class EndReason(StrEnum):
 
 
 class StreamBatch(NamedTuple):
-    """Hold messages of one queue as JSON; `rows` are their leases, in the same order."""
+    """Hold messages of one queue as JSON; `rows` are their leases, in the same order.
+
+    `send_by_s`: when half of a lease is over, by the loop's time. What was not sent must go back.
+    """
 
     target: PullTarget
     messages: Sequence[bytes]
     rows: Sequence[LeasedRow] = ()
+    send_by_s: float = math.inf
+
+    def head(self, count: int) -> "StreamBatch":
+        """Return the batch with its first messages only."""
+        return self._replace(messages=self.messages[:count], rows=self.rows[:count])
 
 
 class PeekSource(Protocol):
@@ -183,6 +192,12 @@ class Stream:
         if self.renews_credit:
             self.grant(done)
 
+    def on_unsent(self, leases: Sequence[Lease]) -> None:
+        """Record that these leases went back, and their messages were not sent."""
+        self.on_settled(leases)
+        if not self.renews_credit:
+            self.grant(len(leases))
+
     def end(self, reason: EndReason) -> None:
         """End as soon as the send under way has ended."""
         if self.end_reason is None:
@@ -245,7 +260,8 @@ class Stream:
         self._credit -= len(rows)
         if self._credit <= 0:
             self._update_interest()
-        return StreamBatch(selection.target, [message_json(row) for row in rows], rows)
+        send_by_s = self._loop.time() + self.request.lease_ms / 1000 / 2
+        return StreamBatch(selection.target, [message_json(row) for row in rows], rows, send_by_s)
 
     async def _lease(
         self, selection: PullSelection, handle: ConsumerHandle[Consumer[LeasedRow]]

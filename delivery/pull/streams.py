@@ -197,6 +197,13 @@ class Streams:
         if stream.tracks_leases:
             self._stream_by_lease.update(dict.fromkeys([row[:2] for row in batch.rows], stream))
 
+    def take_back(self, stream: Stream, leases: Sequence[Lease]) -> None:
+        """Take leases back of which the client was not sent the messages."""
+        for lease in leases:
+            if self._stream_by_lease.get(lease) is stream:
+                del self._stream_by_lease[lease]
+        stream.on_unsent(leases)
+
     def on_settled(self, key: PullTarget, results: AckResults) -> None:
         """Record what became of leases, from any caller; their streams get credit back.
 

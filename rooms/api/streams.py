@@ -204,8 +204,9 @@ class StreamTransport:
                     await _send_or_disconnect(stream, write(heartbeat))
                 continue
             self._pull_service.streams.on_sent(stream, batch)
-            if await self._send_batch(stream, batch, format_message, write):
-                self._pull_service.count_pulled(len(batch.rows))
+            sent = await self._send_batch(stream, batch, format_message, write)
+            if batch.rows:
+                self._pull_service.count_pulled(sent)
 
     async def _send_batch(
         self,
@@ -213,21 +214,34 @@ class StreamTransport:
         batch: StreamBatch,
         format_message: Callable[[StreamBatch, bytes], bytes],
         write: Callable[[bytes], Awaitable[None]],
-    ) -> bool:
-        """Return whether all messages were sent; the others go back."""
+    ) -> int:
+        """Return how many messages were sent; the others go back.
+
+        So does, before its lease ends, what a client that goes on is too slow for. Others get it.
+        """
         sent = begun = 0
+
+        def cut_off() -> None:
+            nonlocal batch
+            unsent = [row[:2] for row in batch.rows[begun:]]
+            self._pull_service.streams.take_back(stream, unsent)
+            self._pull_service.return_undelivered(batch, sent=begun, begun=begun)
+            batch = batch.head(begun)
+
+        timer = asyncio.get_running_loop().call_at(batch.send_by_s, cut_off) if batch.rows else None
         try:
-            for message in batch.messages:
-                # Also one whose key was revoked meanwhile, or whose process stops.
-                if stream.end_reason is not None:
-                    break
+            # A stream also ends when its key is revoked meanwhile, or its process stops.
+            while begun < len(batch.messages) and stream.end_reason is None:
                 begun += 1
-                await _send_or_disconnect(stream, write(format_message(batch, message)))
+                data = format_message(batch, batch.messages[begun - 1])
+                await _send_or_disconnect(stream, write(data))
                 sent += not stream.is_gone
         finally:
+            if timer is not None:
+                timer.cancel()
             if sent < len(batch.messages):
                 self._pull_service.return_undelivered(batch, sent=sent, begun=begun)
-        return sent == len(batch.messages)
+        return sent
 
 
 def _format_event(batch: StreamBatch, message: bytes) -> bytes:
@@ -286,7 +300,7 @@ _STREAM_OPT: Final = {**moves_messages(Scope.SUBSCRIBE, allows=OF_SUBSCRIPTIONS)
 _PARAMETER_DESCRIPTIONS: Final = {
     "credit": "The most messages that the client holds at a time (events: 100 by default), "
     "or that come before it grants more (WebSocket: 0).",
-    "lease_ms": "The lease of each message in ms, from when it is sent.",
+    "lease_ms": "The lease of each message in ms; half of it is left when it is sent, or more.",
     "priority": "The priority among consumers in the same process: 9 before 0.",
     "heartbeat_ms": "The interval of keep-alives without a message.",
     "for_ms": "How long the stream lasts; without it there is no limit.",
