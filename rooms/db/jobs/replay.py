@@ -20,7 +20,7 @@ from rooms.db.statement_parts import ROOM_LIFETIME_MS
 from rooms.db.writer import LogWriter
 from rooms.domain.ids import DeliveryId, JobId, MessageId, RoomId, SubscriptionId, room_of
 from rooms.domain.room import Interest
-from rooms.domain.state_machine import LogKind, State
+from rooms.domain.state_machine import LogKind, Reason, State
 from rooms.domain.work_location import SCHEDULED, TO_RELAY
 
 BATCH: Final = 200
@@ -46,16 +46,25 @@ SELECT 0, count(*) FROM (
     ) n LIMIT %(most)s::int4
 ) c
 """  # noqa: S608 - constants of this package
-_WITHDRAWN: Final = f"""EXISTS (
-            SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
-                AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
-                AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
-                AND d.state = '{State.CANCELLED}' AND d.reason = 'withdrawn' OFFSET 0
-        )"""
+# The deliveries of a moment are read once, for all its messages. Those of a batch share one, and
+# each would read the deliveries of all others. `had`: was it withdrawn, and did the subscription
+# have it.
+_HAD: Final = f"""had AS MATERIALIZED (
+    SELECT d.message_id, bool_or(d.withdrawn) AS withdrawn, bool_or(d.own) AS own, min(d.sequence) FILTER (WHERE d.own) AS sequence
+    FROM moments t CROSS JOIN LATERAL (
+        SELECT d.message_id, (d.state = '{State.CANCELLED}' AND d.reason = '{Reason.WITHDRAWN}') IS TRUE AS withdrawn,
+            d.subscription_id = %(subscription)s::uuid AS own, d.sequence
+        FROM deliveries d WHERE d.room_id = %(room)s::int4
+            AND d.id >= (t.at || '-0000-0000-000000000000')::uuid AND d.id <= (t.at || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
+    ) d WHERE d.withdrawn OR d.own GROUP BY d.message_id
+)"""  # noqa: S608 - constants of this package
+_JOIN_HAD: Final = """LEFT JOIN LATERAL (
+        SELECT h.withdrawn, h.own, h.sequence FROM had h WHERE h.message_id = {} LIMIT 1
+    ) h ON true"""
 # Another organisation may not learn, by its filter, what is in a message that was withdrawn or is
 # not due. A backfill gives it what is not due, because no publish did.
-_HIDDEN: Final = f"""CASE WHEN %(foreign)s::bool THEN
-        (NOT %(missing)s::bool AND m.due_at > now()) IS TRUE OR {_WITHDRAWN} ELSE false END"""
+_HIDDEN: Final = """%(foreign)s::bool
+        AND ((NOT %(missing)s::bool AND m.due_at > now()) IS TRUE OR h.withdrawn IS TRUE)"""
 # A message that another organisation may not see is not read whole. The last row says whether there
 # are no more messages, as a page with few of them may have many bytes.
 _PAGE_TEMPLATE: Final = f"""
@@ -66,17 +75,16 @@ WITH picked AS MATERIALIZED (
         SELECT m.* FROM {{source}} WHERE m.room_id = %(room)s::int4 AND m.id > %(after)s::uuid AND m.id < %(until)s::uuid AND {_IS_PAST}
         ORDER BY m.id LIMIT %(limit)s::int4
     ) m
-), page AS MATERIALIZED (
-    SELECT m.*, {_HIDDEN} AS hidden FROM picked m WHERE m.fits
+), moments AS MATERIALIZED (
+    SELECT DISTINCT left(m.id::text, 13) AS at FROM picked m WHERE m.fits AND %(foreign)s::bool
+), {_HAD}, page AS MATERIALIZED (
+    SELECT m.*, {_HIDDEN} AS hidden, h.own IS TRUE AS own
+    FROM picked m {_JOIN_HAD.format("m.id")} WHERE m.fits
 )
 (SELECT 0, m.id::text, m.event_type, m.event_version, m.published_at > %(asked_at)s::timestamptz, m.priority, m.ordering_key,
     CASE WHEN %(whole)s::bool AND NOT m.hidden THEN m.headers END, CASE WHEN %(whole)s::bool AND NOT m.hidden THEN m.payload END,
     (extract(epoch FROM m.published_at) * 1000000)::int8,
-    CASE WHEN m.directed OR m.publisher_id IS NULL THEN NOT EXISTS (
-        SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id AND d.subscription_id = %(subscription)s::uuid
-            AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
-            AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
-    ) ELSE false END, m.hidden, NULL
+    %(foreign)s::bool AND (m.directed OR m.publisher_id IS NULL) AND NOT m.own, m.hidden, NULL
 FROM page m ORDER BY m.id)
 UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     (SELECT count(*) < %(limit)s::int4 AND coalesce(bool_and(fits), true) FROM picked)
@@ -127,25 +135,19 @@ WITH {open_job}, s AS MATERIALIZED (
     SELECT v.id FROM v CROSS JOIN LATERAL (
         SELECT FROM messages_rest r WHERE r.room_id = %(room)s::int4 AND r.id = v.message_id LIMIT 1 FOR KEY SHARE
     ) r
-), m AS MATERIALIZED (
+), moments AS MATERIALIZED (
+    SELECT DISTINCT left(v.message_id::text, 13) AS at FROM v WHERE (SELECT yes FROM free)
+), {had}, m AS MATERIALIZED (
     SELECT v.id AS delivery_id, m.room_id, m.id, m.event_type, m.event_version, m.priority, m.correlation_id,
         greatest(m.due_at, now()) AS due,
         (SELECT guest FROM s) AND (m.due_at > now() OR m.published_at >= (SELECT held_since FROM s)) IS TRUE AS uncounted, CASE WHEN m.until <= now() THEN now() + (SELECT life FROM s) ELSE m.until END AS expires_at,
-        CASE WHEN m.until <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN {withdrawn} THEN 'withdrawn' WHEN %(missing)s::bool AND EXISTS (
-            SELECT FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
-                AND d.subscription_id = %(subscription)s::uuid
-                AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
-                AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid OFFSET 0
-        ) THEN 'present' ELSE 'replayed' END AS what, CASE WHEN m.ordering_key IS NOT NULL THEN (
-            SELECT min(d.sequence) FROM deliveries d WHERE d.room_id = m.room_id AND d.message_id = m.id
-                AND d.subscription_id = %(subscription)s::uuid
-                AND d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
-                AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid
-        ) END AS sequence
+        CASE WHEN m.until <= now() AND NOT %(expired)s::bool THEN 'expired' WHEN h.withdrawn THEN 'withdrawn'
+            WHEN %(missing)s::bool AND h.own THEN 'present' ELSE 'replayed' END AS what,
+        CASE WHEN m.ordering_key IS NOT NULL THEN h.sequence END AS sequence
     FROM v CROSS JOIN LATERAL (
         SELECT m.*, least(m.expires_at, coalesce(m.due_at, m.published_at) + (SELECT own_life FROM s)) AS until
         FROM messages m WHERE m.room_id = %(room)s::int4 AND m.id = v.message_id LIMIT 1
-    ) m WHERE (SELECT yes FROM free) AND (SELECT count(*) FROM no_day) >= 0
+    ) m {join_had} WHERE (SELECT yes FROM free) AND (SELECT count(*) FROM no_day) >= 0
 ), x AS MATERIALIZED (
     SELECT m.*, s.type, s.policy,
         CASE WHEN extract(epoch FROM m.due - now()) * 1000 > %(lookahead)s::int8 THEN '{scheduled}' ELSE '{queued}'
@@ -176,7 +178,8 @@ SELECT (SELECT count(*) FROM l), (SELECT count(*) FROM progress), (SELECT type F
 _INSERT: Final = _INSERT_TEMPLATE.format(
     open_job=OPEN_JOB,
     room_lifetime_ms=ROOM_LIFETIME_MS,
-    withdrawn=_WITHDRAWN,
+    had=_HAD,
+    join_had=_JOIN_HAD.format("v.message_id"),
     queued=State.QUEUED,
     scheduled=State.SCHEDULED,
     replayed=LogKind.REPLAYED,
@@ -198,8 +201,9 @@ _INSERT: Final = _INSERT_TEMPLATE.format(
 class PastMessage:
     """Describe a published message; `newer`: published after the replay was requested.
 
-    `for_others`: published for destinations that do not include the subscription. A message that
-    was made again from a broker's copy names none, so it is for those that had it.
+    `for_others`: published for destinations that do not include the subscription of another
+    organisation. A message that was made again from a broker's copy names none, so it is for those
+    that had it.
     `hidden`: another organisation's subscription may not see it, as it was withdrawn or is not due.
     `headers` and `payload` are JSON, None if they were not asked for.
     """

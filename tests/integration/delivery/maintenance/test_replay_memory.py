@@ -1,7 +1,8 @@
-"""Replays of large messages: how much of them the process holds at a time."""
+"""Replays of large messages and batches: how much the process holds, and PostgreSQL reads."""
 
 import gc
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rooms.clock import SystemClock
 from rooms.db.jobs.jobs import JobQueue
 from rooms.db.jobs.replay import PAGE_BYTES, PastMessage, ReplayPage, ReplayQueries
 from rooms.db.writer import LogWriter
+from rooms.domain.ids import first_id
 from tests.integration.delivery.maintenance.test_replay import given, published, replay, result
 from tests.integration.delivery.maintenance.test_service import always
 from tests.support.installation import Installation
@@ -104,3 +106,33 @@ async def test_a_replay_that_waits_for_its_rate_holds_no_payload(
     assert len(await given(installation, subscription)) == 3
     assert held
     assert max(held) == 0
+
+
+async def deliveries_read(installation: Installation, writer: LogWriter) -> int:
+    await writer.run("SELECT 0, pg_stat_force_next_flush()::text, 1", {})
+    read = "SELECT sum(idx_tup_fetch)::int8 FROM pg_stat_user_tables WHERE relname ~ '^deliveries_'"
+    return int(await installation.value(read))
+
+
+async def test_messages_of_one_moment_share_a_look_at_its_deliveries(
+    installation: Installation, writer: LogWriter
+) -> None:
+    """Each of a batch would otherwise read the deliveries of the whole batch."""
+    await installation.publish_many(await installation.subscribe(), 1000)
+    subscription = await installation.subscribe()
+    identity = await replay(installation, subscription)
+    before = await deliveries_read(installation, writer)
+    await jobs_of(writer, ReplayQueries(writer)).run(always)
+    after = await deliveries_read(installation, writer)
+    assert await result(installation, identity) == {"replayed": 1000}
+    assert after - before < 20_000
+    page = await ReplayQueries(writer).page(
+        subscription,
+        first_id(0),
+        first_id(1 << 47),
+        requested_at=datetime.now(UTC),
+        with_payload=False,
+        foreign=True,
+    )
+    assert len(page.messages) == 200
+    assert await deliveries_read(installation, writer) - after < 5_000
