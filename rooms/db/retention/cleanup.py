@@ -31,29 +31,42 @@ _PAUSE_S: Final = 0.2
 # because there may be many. While they are deleted no process may make a delivery of them. Every
 # worker's outcome waits behind this lock, so no more than a page is deleted under it.
 _LOCK_DEFAULT_DELIVERIES: Final = "LOCK TABLE deliveries_rest IN SHARE ROW EXCLUSIVE MODE"
-_RANGE: Final = """d.id >= (left(m.id::text, 13) || '-0000-0000-000000000000')::uuid
-    AND d.id <= (left(m.id::text, 13) || '-ffff-ffff-ffffffffffff')::uuid AND d.message_id = m.id"""
+# The messages of a batch share a millisecond, and with it the range of their deliveries: it is read
+# once for all of them, or each would read those of the whole batch. "IS TRUE" keeps the planner
+# from joining them one by one.
+_MOMENTS: Final = "SELECT DISTINCT p.room_id, left(p.id::text, 13) AS at FROM page p"
+_RANGE: Final = """d.room_id = t.room_id AND d.id >= (t.at || '-0000-0000-000000000000')::uuid
+    AND d.id <= (t.at || '-ffff-ffff-ffffffffffff')::uuid"""
 _NOT_EXPORTED: Final = is_not_exported(
     "l.xid::text::int8", "%(below)s::int8", "%(restored_end)s::int8"
 )
-_DELETABLE: Final = f"""NOT EXISTS (
-        SELECT FROM deliveries d WHERE d.room_id = m.room_id AND {_RANGE} AND NOT {ENDED_LONG_AGO}
-    ) AND NOT EXISTS (
+_STAYING_CTES: Final = f"""moments AS MATERIALIZED ({_MOMENTS}), staying AS MATERIALIZED (
+    SELECT DISTINCT d.room_id, d.message_id FROM moments t CROSS JOIN LATERAL (
+        SELECT d.room_id, d.message_id FROM deliveries d WHERE {_RANGE} AND NOT {ENDED_LONG_AGO} OFFSET 0
+    ) d
+)"""  # noqa: S608 - constants of this package
+_DELETABLE: Final = f"""(m.room_id, m.id) NOT IN (SELECT room_id, message_id FROM staying) AND NOT EXISTS (
         SELECT FROM log_entries_rest l WHERE l.room_id = m.room_id AND l.message_id = m.id AND {_NOT_EXPORTED}
     )"""  # noqa: S608 - constants of this package
 _OLD_MESSAGES: Final = f"""
-SELECT m.room_id, m.id FROM messages_rest m
-WHERE (m.room_id, m.id) > (%(room)s::int4, %(last)s::uuid) AND m.id < %(first)s::uuid AND {_DELETABLE}
-ORDER BY m.room_id, m.id LIMIT %(limit)s
+WITH page AS MATERIALIZED (
+    SELECT m.room_id, m.id FROM messages_rest m
+    WHERE (m.room_id, m.id) > (%(room)s::int4, %(last)s::uuid) AND m.id < %(first)s::uuid
+    ORDER BY m.room_id, m.id LIMIT %(limit)s
+), {_STAYING_CTES}
+SELECT m.room_id, m.id, {_DELETABLE} FROM page m ORDER BY m.room_id, m.id
 """  # noqa: S608 - constants of this package
 _DELETE_MESSAGES: Final = f"""
-WITH gone AS (
-    DELETE FROM messages_rest m USING unnest(%(rooms)s::int4[], %(ids)s::uuid[]) AS v (room_id, id)
+WITH page AS MATERIALIZED (
+    SELECT * FROM unnest(%(rooms)s::int4[], %(ids)s::uuid[]) AS v (room_id, id)
+), {_STAYING_CTES}, gone AS (
+    DELETE FROM messages_rest m USING page v
     WHERE m.room_id = v.room_id AND m.id = v.id AND {_DELETABLE} RETURNING m.room_id, m.id, m.caller_id
 ), ids AS (
     DELETE FROM message_ids i USING gone g WHERE i.room_id = g.room_id AND i.caller_id = g.caller_id AND i.message_id = g.id
 ), d AS (
-    DELETE FROM deliveries_rest d USING gone m WHERE d.room_id = m.room_id AND {_RANGE}
+    DELETE FROM deliveries_rest d USING moments t
+    WHERE {_RANGE} AND ((d.room_id, d.message_id) IN (SELECT room_id, id FROM gone)) IS TRUE
 ), l AS (
     DELETE FROM log_entries_rest l USING gone g WHERE l.room_id = g.room_id AND l.message_id = g.id
 ) SELECT count(*) FROM gone
@@ -185,11 +198,13 @@ async def clean_default_partitions(
     while should_continue() and (
         found := await fetch_rows(connection, _OLD_MESSAGES, **values, room=room, last=last)
     ):
-        room, last = found[-1]
-        page = {"rooms": [row[0] for row in found], "ids": [row[1] for row in found]}
-        gone += await _delete_counted(
-            connection, _DELETE_MESSAGES, {**values, **page}, locked_ms=lock_ms
-        )
+        room, last, _ = found[-1]
+        old = [(message_room, message) for message_room, message, may_go in found if may_go]
+        if old:
+            page = {"rooms": [row[0] for row in old], "ids": [row[1] for row in old]}
+            gone += await _delete_counted(
+                connection, _DELETE_MESSAGES, {**values, **page}, locked_ms=lock_ms
+            )
     while should_continue() and (
         count := await _delete_counted(connection, _DELETE_WITHOUT_MESSAGE, values)
     ):
