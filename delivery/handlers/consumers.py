@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
 """Poll interval: a notification may be lost."""
+HUNG_AFTER_S: Final = 20.0
+"""Time for which a pool that ends waits for handlers that it has given up."""
 
 
 class WorkerThread:
@@ -88,6 +90,7 @@ class ConsumerPool:
     """Fire no more messages than its free consumers can take, so that none waits in the process.
 
     `run` lasts until `stop`; then handlers under way end, and a batch that is not full is handled.
+    It does not wait for handlers that hang: those that it has given up long ago.
     """
 
     def __init__(
@@ -111,6 +114,8 @@ class ConsumerPool:
         self._fired: list[StoredEntry] = []
         self._batch_started_at = 0.0
         self._consuming: set[asyncio.Task[None]] = set()
+        self._given_up: dict[asyncio.Future[object], float] = {}
+        """Calls that took too long and have not ended, and since when: by the clock."""
         self._wake = asyncio.Event()
         self._stopping = False
         self._missing = False
@@ -146,7 +151,14 @@ class ConsumerPool:
             while self._consuming or (self._fired and not self._missing):
                 self._dispatch()
                 if self._consuming:
-                    await asyncio.wait(self._consuming, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        self._consuming,
+                        timeout=self._poll_s,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                if self._has_only_hung():
+                    _log.warning("handlers of %s do not return", self.queue.store_name)
+                    break
             if self._missing:
                 raise MagazineMissingError(f"the magazines of {self.queue.store_name} do not exist")
         finally:
@@ -157,6 +169,15 @@ class ConsumerPool:
                 thread.stop()
             self._series(self._metrics.queue_busy_consumers).set(0)
             self._series(self._metrics.queue_consumers).set(0)
+
+    def _has_only_hung(self) -> bool:
+        """Return whether each consumer waits for a handler that was given up long ago.
+
+        A thread cannot be ended, and the next pool of the queue waits for the end of this one.
+        """
+        if not self._consuming or len(self._given_up) < len(self._consuming):
+            return False
+        return max(self._given_up.values()) <= self._clock.monotonic() - HUNG_AFTER_S
 
     def _series(self, metric: M, *labels: str) -> M:
         return self._metrics.queue_series.of(metric, self.queue.store_name, *labels)
@@ -296,9 +317,12 @@ class ConsumerPool:
             if thread is None:
                 work.cancel()
             # A thread cannot be ended: its consumer is busy until it returns.
+            self._given_up[work] = self._clock.monotonic()
             await asyncio.wait({work})
+            del self._given_up[work]
             await self._handle_late_result(work, slots)
         finally:
+            self._given_up.pop(work, None)
             work.cancel()
 
     def _to_outcomes(self, call: "asyncio.Future[object]", count: int) -> Sequence[HandlerOutcome]:

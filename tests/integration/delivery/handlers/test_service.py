@@ -17,9 +17,9 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
+from delivery.handlers import consumers, tasks
 from delivery.handlers import shovel as shovelling
 from delivery.handlers import sweeper as sweeping
-from delivery.handlers import tasks
 from delivery.handlers.api import Handlers, Message
 from delivery.handlers.consumers import ConsumerPool
 from delivery.handlers.magazines import (
@@ -1182,6 +1182,44 @@ async def test_changes_of_queues_are_followed_without_a_restart(
         works.on_queues_changed(frozenset({NAME}))
         await until(none, "the deleted queue to be left")
     assert len(gate.seen) == 1
+
+
+async def test_a_handler_that_hangs_does_not_keep_its_queue_from_being_served_again(
+    at: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop and resume a queue while the only thread of its consumers never returns."""
+    monkeypatch.setattr(consumers, "HUNG_AFTER_S", 0.1)
+    handlers, gate = Handlers(), Gate()
+    handlers.on(NAME, timeout_s=0.05)(gate)
+    await at.queue(concurrency=1)
+    pair = await at.pair()
+    await pair.main.load(messages("x"))
+    try:
+        async with serving(at, handlers) as works:
+            await until(lambda: empty(pair.main), "the message to be given up")
+            (former,) = works.pools
+
+            async def left() -> bool:
+                return not works.pools
+
+            async def resumed() -> bool:
+                works.on_queues_changed(frozenset({NAME}))
+                return [pool is not former for pool in works.pools] == [True]
+
+            await at.changed(queue_expiry_s=0)
+            works.on_queues_changed(frozenset({NAME}))
+            await until(left, "the expired queue to be left")
+            await at.changed(queue_expiry_s=None)
+            await until(resumed, "it to be served again", within_s=15)
+            await pair.main.load(messages("y"))
+            works.on_messages_loaded(frozenset())
+
+            async def is_called() -> bool:
+                return gate.inside == 2
+
+            await until(is_called, "another message to be handled", within_s=15)
+    finally:
+        gate.open()
 
 
 async def test_a_process_serves_the_queue_of_its_own_organisation(at: Desk) -> None:
