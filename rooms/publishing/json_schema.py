@@ -55,6 +55,8 @@ _PATH_NS: Final = 8
 _ROUGH_NS: Final = 2_000_000
 """So much of a request's budget is taken for its first message without a search for numbers."""
 _MAX_ERROR_CHARS: Final = 300
+_FAILURES: Final = (ValueError, RuntimeError)
+"""Errors of the library: a value is nested more deeply than it goes, or it has a bug (a panic)."""
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$\-]*")
 
 
@@ -140,6 +142,8 @@ class PayloadSchema:
         self._ns_per_byte = measured.weight * CHECK_NS if self.is_plain else 0
         if compiled or self.is_plain:
             self._validator = _compile(kind, schema, field)
+            if measured.divides_by_zero:
+                raise InvalidError(FieldProblem(field, "has the multipleOf 0; use a larger factor"))
 
     def cost_ns(self, size: int) -> int | None:
         """Return an upper bound for `size` bytes, beside the costs for which `problems` asks.
@@ -181,7 +185,7 @@ class PayloadSchema:
         try:
             if self._validator.is_valid(value):
                 return []
-        except ValueError as exc:
+        except _FAILURES as exc:
             return [_cannot_validate(exc, at)]
         check_ns = self._check_ns(payload, numbers)
         return self._list_within(value, size, at, spend, check_ns, many=many)
@@ -292,7 +296,7 @@ class PayloadSchema:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as exc:
             return [FieldProblem(path_text(at, exc.instance_path), _shortened(exc.message))]
-        except ValueError as exc:
+        except _FAILURES as exc:
             return [_cannot_validate(exc, at)]
         return []
 
@@ -302,12 +306,11 @@ class PayloadSchema:
                 FieldProblem(path_text(at, error.instance_path), _shortened(error.message))
                 for error in itertools.islice(self._validator.iter_errors(value), _MAX_PROBLEMS)
             ]
-        except ValueError as exc:
+        except _FAILURES as exc:
             return [_cannot_validate(exc, at)]
 
 
-def _cannot_validate(error: ValueError, at: str) -> FieldProblem:
-    # A value that is nested more deeply than the library goes.
+def _cannot_validate(error: Exception, at: str) -> FieldProblem:
     return FieldProblem(at, f"cannot be validated: {_shortened(str(error))}")
 
 

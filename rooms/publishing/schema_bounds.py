@@ -124,6 +124,8 @@ class SchemaMeasure:
     """Those of them that quote an object for the name of each of its properties."""
     eager_levels: int
     """Most keywords of `_EAGER_KEYWORDS` within one another."""
+    divides_by_zero: bool
+    """It has the `multipleOf` 0. Drafts refuse that only in places where they expect schemas."""
 
     @property
     def makes_one(self) -> bool:
@@ -199,6 +201,7 @@ def measure_schema(schema: object) -> SchemaMeasure:
         cost.listed * way,
         cost.listed_names,
         eager_levels,
+        walk.divides_by_zero,
     )
 
 
@@ -213,6 +216,7 @@ class _SchemaWalker:
         self.is_plain = self._references.is_one_resource
         self.is_recursive = False
         """A reference may lead back to a schema around it."""
+        self.divides_by_zero = False
         self.starts: list[object] = []
         """The schemas for values inside others."""
 
@@ -244,6 +248,8 @@ class _SchemaWalker:
         size, path_bytes, eager_levels = 1, 0, 0
         here, named, others = _LEAF.cost, _NOTHING, _NOTHING
         for keyword, value in schema.items():
+            if keyword == "multipleOf" and isinstance(value, int | float) and not value:
+                self.divides_by_zero = True
             if keyword not in _DEFINITION_KEYWORDS:
                 here = here.plus(_keyword_cost(keyword, value))
             step_bytes = _step_bytes(keyword, value)

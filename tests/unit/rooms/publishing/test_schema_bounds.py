@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rooms.errors import InvalidError
-from rooms.publishing.json_schema import PayloadSchema
+from rooms.errors import FieldProblem, InvalidError
+from rooms.publishing.json_schema import DRAFT_07, PayloadSchema
 from rooms.publishing.regex_bounds import MAX_WEIGHT, pattern_weight
 from rooms.publishing.schema_bounds import MAX_UNFOLDED, measure_schema
 from rooms.publishing.schema_references import MAX_DEPTH, SchemaBoundError
@@ -359,6 +359,35 @@ def test_comparisons_of_numbers_are_taken_from_the_budget(schema: Any, number_ns
     assert found.problems(text, "payload", budget.spend) == []
     assert budget.spent_ns >= number_ns * 1000
     assert found.problems(text, "payload", lambda _: False) is None
+
+
+@pytest.mark.parametrize("factor", [0, 0.0, -0.0])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$schema": DRAFT_07, "$defs": {"x": {}}, "$ref": "#/$defs/x"},
+        {"$schema": DRAFT_07, "$defs": {"x": {}}, "items": {"$ref": "#/$defs/x"}},
+        {"$defs": {"x": {}}, "$ref": "#/$defs/x"},
+        {"x": {}, "$ref": "#/x"},
+    ],
+)
+def test_a_factor_of_zero_is_refused_wherever_a_schema_is(schema: Any, factor: float) -> None:
+    """A draft refuses it only where it expects schemas, and the library panics as it divides."""
+    text = json.dumps(schema).replace('"x": {}', f'"x": {{"multipleOf": {factor}}}')
+    with pytest.raises(InvalidError, match="multipleOf"):
+        PayloadSchema(json.loads(text), compiled=True)
+
+
+def test_a_failure_of_the_library_is_a_problem_of_the_payload() -> None:
+    class Failing:
+        def is_valid(self, _: object) -> bool:
+            raise RuntimeError("Validation panicked")
+
+    schema = PayloadSchema({"type": "integer"})
+    schema._validator = Failing()  # no known schema makes the library fail
+    assert schema.problems(b"1", "payload") == [
+        FieldProblem("payload", "cannot be validated: Validation panicked")
+    ]
 
 
 def test_strings_are_compared_without_a_cost_for_numbers() -> None:
