@@ -24,7 +24,7 @@ from rooms.api.govstack.bodies import (
 from rooms.api.govstack.callers import Address, AddressDep
 from rooms.api.govstack.operations import NOT_THERE, Operation, Reply, declare, hiding, problem
 from rooms.api.params import NamePath, parse_name
-from rooms.api.subscription_bodies import CreateSubscription
+from rooms.api.subscription_bodies import CreatedSubscription, CreateSubscription
 from rooms.api.subscription_creation import SubscriptionCreator, provide_creator, subscribe
 from rooms.api.subscription_fields import InterestRequest
 from rooms.db.catalog import subscriptions as records
@@ -139,11 +139,7 @@ async def create_subscription(
             creator=creator,
             only_one=True,
         )
-        async with transaction(services.engine) as connection:
-            found = await records.find_subscription(
-                connection, principal, resource.parse_subscription(made.id)
-            )
-    return Response(_to_item(found, address), status_code=200)
+    return Response(_to_item(made, address), status_code=200)
 
 
 @get(
@@ -205,7 +201,10 @@ async def change_subscription(
         if data.options.fifo is not UNSET:
             fields["ordered"] = data.options.fifo
     with hiding(), _renaming():
-        changed = await resource.change_settings(services, principal, change, found.id, fields)
+        # By its version: it may be for other event types by now.
+        changed = await resource.change_settings(
+            services, principal, change, found.id, fields, version=found.version
+        )
     return Response(_to_item(changed, address), status_code=201)
 
 
@@ -306,7 +305,7 @@ def _name(services: ApiServices, event_type: str, principal: Principal) -> str:
     return f"{event_type[:_NAME_PART]}.{application}.{services.random(_NAME_BYTES).hex()}"
 
 
-def _to_item(found: Subscription, address: Address) -> SubscriptionItem:
+def _to_item(found: Subscription | CreatedSubscription, address: Address) -> SubscriptionItem:
     (interest,) = found.event_types or ()
     options = SubscriptionOptions()
     if found.message_expiration_ms is not None:

@@ -1,9 +1,15 @@
 """Test GovStack's interfaces under calls at the same moment, in one process and in two."""
 
 import asyncio
+from typing import Any
 
 import httpx
+import pytest
 
+from rooms.api.govstack import subscriptions
+from rooms.api.subscription_bodies import CreatedSubscription
+from rooms.api.subscription_creation import subscribe
+from rooms.domain.room import Subscription
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.govstack.conftest import (
     MADE,
@@ -53,6 +59,46 @@ async def test_a_subscription_of_v1_counts(gov: GovStack) -> None:
     assert (
         await gov.call("POST", f"/api/v1/subs/{MADE}", SUBSCRIBER, json=item)
     ).status_code == 200
+
+
+async def test_a_change_by_v1_at_the_same_moment_is_a_conflict(
+    gov: GovStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that no option of a subscription is changed that is for other events by then."""
+    item = await gov.subscribe()
+    find = subscriptions.find_callers_subscription
+
+    async def find_and_widen(*args: Any) -> Subscription:
+        found = await find(*args)
+        await widen(gov, found.id)
+        return found
+
+    monkeypatch.setattr(subscriptions, "find_callers_subscription", find_and_widen)
+    body = {"eventType": MADE, "options": {"TTL": 60}}
+    refused = await gov.call("PATCH", f"/api/v1/subs/{MADE}", SUBSCRIBER, json=body)
+    assert refused.status_code == 409, refused.text
+    read = await gov.api.call("GET", f"/subscriptions/{item['id']}", SUBSCRIBER)
+    assert read.json()["message_expiration_ms"] == 3_600_000
+
+
+async def test_a_new_subscription_is_answered_as_it_was_made(
+    gov: GovStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def subscribe_and_widen(*args: Any, **more: Any) -> CreatedSubscription:
+        made = await subscribe(*args, **more)
+        await widen(gov, made.id)
+        return made
+
+    monkeypatch.setattr(subscriptions, "subscribe", subscribe_and_widen)
+    item = await gov.subscribe(TTL=60, FIFO=True)
+    assert (item["eventType"], item["options"]) == (MADE, {"TTL": 60, "FIFO": True})
+
+
+async def widen(gov: GovStack, subscription: str) -> None:
+    """Let a subscription of the interface take another event type, too."""
+    body = {"event_types": [{"name": MADE}, {"name": PAID}]}
+    widened = await gov.api.call("PATCH", f"/subscriptions/{subscription}", SUBSCRIBER, json=body)
+    assert widened.status_code == 200, widened.text
 
 
 async def test_other_kinds_of_subscriptions_are_not_listed(gov: GovStack) -> None:
