@@ -39,16 +39,20 @@ class PublishMetrics:
         self._outcomes[DUPLICATE].inc()
 
     def record_filter_error(self, subscription: SubscriptionId, error: str) -> None:
-        """Count a filter that failed, and log the first failure of each subscription."""
+        """Count a filter that failed, and log the first failure of each subscription.
+
+        What the library quotes may be a value of the message, so it is left out of the log.
+        """
         self._filter_errors.inc()
         if subscription not in self._logged_subscriptions:
             if len(self._logged_subscriptions) >= _MAX_LOGGED:
                 self._logged_subscriptions.clear()
             self._logged_subscriptions.add(subscription)
+            reason, quote, _ = error.partition('"')
             _log.warning(
                 "filter of subscription %s failed, the message is delivered: %s",
                 subscription,
-                error,
+                f"{reason}…" if quote else error,
             )
 
     def count_failure(self, error: RoomsError) -> None:
