@@ -17,6 +17,7 @@ from rooms.api.govstack.operations import NOT_THERE, Operation, Reply, declare, 
 from rooms.api.message_changes import WRITE, cancel
 from rooms.api.messages import READ, MessageResponse, describe_message
 from rooms.api.params import IdPath, NamePath, parse_message, parse_name
+from rooms.db.catalog.event_types import find_event_type
 from rooms.db.connection import transaction
 from rooms.domain.govstack import event_item
 from rooms.domain.ids import MessageId, OrganisationId, RoomId, room_of
@@ -101,7 +102,9 @@ async def publish(
             answer = await services.publisher.publish(principal, room, body, key)
         except InvalidError as exc:
             if any(one.field == "event_type" for one in exc.problems):
-                raise NotFoundError(NOT_THERE) from exc
+                # It is not there, or its schema cannot be used.
+                async with transaction(services.engine) as connection:
+                    await find_event_type(connection, room, event_type)
             raise InvalidError(*map(_renamed, exc.problems)) from exc
     return msgspec.json.decode(answer.body)["message_id"], answer.replayed
 

@@ -91,6 +91,21 @@ async def test_publishing(gov: GovStack) -> None:
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (400, "eventType")
 
 
+async def test_a_schema_that_cannot_be_used_is_no_unknown_event_type(gov: GovStack) -> None:
+    """Check that 404 means what it says: a client may give an event type up that is not there."""
+    path = f"/rooms/{gov.room}/event-types/{MADE}/versions"
+    await gov.api.made(path, {"schema": {"type": "object"}}, OWNER)
+    await gov.api.sql(
+        'UPDATE event_type_versions SET schema = \'{"$ref": "#/nothing"}\' WHERE version = 2'
+    )
+    body = {"eventType": MADE, "event": 1}
+    refused = await gov.call("POST", f"/pub/v1/{MADE}", PUBLISHER, json=body)
+    assert refused.status_code == 400, refused.text
+    (problem,) = refused.json()["errors"]
+    assert problem["field"] == "eventType"
+    assert "its schema cannot be used" in problem["message"]
+
+
 async def test_a_repeated_publish_is_one_event(gov: GovStack) -> None:
     body = {"eventType": MADE, "event": 1}
     key = {"Idempotency-Key": "k"}
