@@ -144,7 +144,8 @@ async def pull_content(
             taken = await take_next(services, principal, found, lease_ms=lease_ms)
             pulled = None
             if taken is not None:
-                pulled = taken, await is_another_waiting(services, address.room_id, found.id)
+                is_another = await is_another_waiting(services, address.room_id, found.id, taken)
+                pulled = taken, is_another
     if pulled is None:
         raise NotFoundError("no event waits for this subscription")
     event, is_another = pulled

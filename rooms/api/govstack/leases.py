@@ -149,7 +149,7 @@ async def pull_next(
     event = await lease_next(services, principal, subscription.id, lease_ms=lease_ms)
     if event is None:
         return None
-    is_another = await is_another_waiting(services, room, subscription.id)
+    is_another = await is_another_waiting(services, room, subscription.id, event)
     # Nothing may fail after this, or the next pull would acknowledge an event that was not seen.
     await _hold(services, room, event.lease, holder)
     return event, is_another
@@ -224,11 +224,11 @@ async def acknowledge(
 
 
 async def is_another_waiting(
-    services: ApiServices, room: RoomId, subscription: SubscriptionId
+    services: ApiServices, room: RoomId, subscription: SubscriptionId, event: HandedEvent
 ) -> bool:
-    """Return whether another event is due, beside the one under a lease."""
+    """Return whether another event is due, beside this one under a lease, or behind it."""
     async with transaction(services.engine) as connection:
-        return await has_due(connection, room, subscription)
+        return await has_due(connection, room, subscription, event.lease)
 
 
 async def _take_last(

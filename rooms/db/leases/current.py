@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rooms.db.queries.messages import deliveries_of
 from rooms.db.tables.messages import deliveries
 from rooms.domain.ids import MessageId, OrganisationId, RoomId, SubscriptionId
-from rooms.domain.state_machine import State
+from rooms.domain.state_machine import Reason, State
 
 MAX_LEASES_READ: Final = 10_000
 """So many leases of a room are read to find one of a subscription."""
@@ -40,7 +40,8 @@ FROM deliveries d JOIN rooms r ON r.id = d.room_id CROSS JOIN LATERAL (
     SELECT * FROM messages m WHERE m.room_id = d.room_id AND m.id = d.message_id LIMIT 1
 ) m WHERE d.room_id = :room AND d.id = CAST(:delivery AS uuid) AND d.generation = :generation
 """)
-# What PostgreSQL carries is found by priority, what another broker carries only by due time.
+# What PostgreSQL carries is found by priority, what another broker carries only by due time. The
+# delivery behind a leased one in the order of their key is found as the end of that one finds it.
 _DUE: Final = text("""
 SELECT EXISTS (
     SELECT FROM generate_series(0, 9) p (priority), LATERAL (
@@ -52,6 +53,14 @@ SELECT EXISTS (
     SELECT FROM outbox o WHERE o.kind IN (3, 5) AND -o.room_id = -CAST(:room AS int4)
         AND o.subscription_id = CAST(:subscription AS uuid) AND o.due_at <= now()
         AND coalesce(o.expires_at, 'infinity') > now()
+) OR EXISTS (
+    SELECT FROM ordered_keys k, LATERAL (
+        SELECT t.due_at, t.expires_at FROM ordered_waiting w, LATERAL (
+            SELECT * FROM deliveries t WHERE t.room_id = w.room_id AND t.id = w.id AND t.state = 'held' AND t.reason = :order LIMIT 1
+        ) t WHERE w.room_id = k.room_id AND w.subscription_id = k.subscription_id AND w.key = k.key AND w.position > k.head
+        ORDER BY w.position LIMIT 1
+    ) n WHERE k.head_id = CAST(:leased AS uuid) AND k.room_id = :room
+        AND coalesce(n.due_at, '-infinity') <= now() AND coalesce(n.expires_at, 'infinity') > now()
 )
 """)
 
@@ -153,7 +162,17 @@ async def find_delivery(
     return None if row is None else LeaseId(str(row[0]), row[1])
 
 
-async def has_due(connection: AsyncConnection, room: RoomId, subscription: SubscriptionId) -> bool:
-    """Return whether a message is due for a PULL subscription and not under a lease."""
-    parameters = {"room": room, "subscription": subscription}
+async def has_due(
+    connection: AsyncConnection, room: RoomId, subscription: SubscriptionId, leased: LeaseId
+) -> bool:
+    """Return whether a message is due for a PULL subscription beside the leased one.
+
+    One that only waits for the end of the leased one, in the order of their key, is due, too.
+    """
+    parameters = {
+        "room": room,
+        "subscription": subscription,
+        "leased": leased.delivery,
+        "order": Reason.ORDER.value,
+    }
     return bool(await connection.scalar(_DUE, parameters))

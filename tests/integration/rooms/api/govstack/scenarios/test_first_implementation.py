@@ -59,6 +59,36 @@ async def test_a_pull_acknowledges_the_one_before(gov: GovStack, client: str | N
     assert (counts.json()["waiting"], counts.json()["leased"]) == (0, 0)
 
 
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+async def test_an_event_that_waits_in_order_is_another_one(
+    gov: GovStack, *, is_acknowledged: bool
+) -> None:
+    """Check that a client which pulls while another event waits gets all of an ordered queue."""
+    identity = await subscribe(gov, ordered=True, ack_by_next_pull=is_acknowledged)
+    path = f"{AT}/pull?subscriptionId={identity}"
+    events = [await publish(gov, n) for n in (None, 1, 2)]
+    found = []
+    for _ in events:
+        answer = await gov.send("GET", path, SUBSCRIBER)
+        event = answer.headers["event-id"]
+        found.append((answer.status_code, event, answer.headers["another-event-in-queue"]))
+        if not is_acknowledged:
+            at = f"{AT}/pull/{event}?subscriptionId={identity}"
+            assert (await gov.send("DELETE", at, SUBSCRIBER)).status_code == 204
+    assert found == [(204, events[0], "true"), (200, events[1], "true"), (200, events[2], "false")]
+
+
+async def test_an_event_behind_another_one_may_not_be_due_yet(gov: GovStack) -> None:
+    identity = await subscribe(gov, ordered=True)
+    path = f"{AT}/pull?subscriptionId={identity}"
+    await publish(gov, 1)
+    later = {"event_type": MADE, "ordering_key": MADE, "payload": 2, "delay_ms": 60_000}
+    made = await gov.api.call("POST", f"/rooms/{gov.room}/messages", PUBLISHER, json=later)
+    assert made.status_code == 202
+    answer = await gov.send("GET", path, SUBSCRIBER)
+    assert (answer.json(), answer.headers["another-event-in-queue"]) == (1, "false")
+
+
 async def test_an_event_is_not_lost_when_no_pull_follows(gov: GovStack) -> None:
     identity = await subscribe(gov)
     event = await publish(gov)
