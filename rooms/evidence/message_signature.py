@@ -5,6 +5,7 @@ the payload keeps its bytes on the way, and the signature can be verified withou
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -112,8 +113,22 @@ def read_statement(signature: Jws, key: PublicKey) -> SignedStatement:
     """Return what a key signed. EvidenceError: it did not sign this, or it is no statement."""
     signed = signature.verify(key)
     try:
-        return _statements.decode(signed)
+        statement = _statements.decode(signed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise EvidenceError(
             f"it does not sign publisher, room, event_type, version, id and sha256: {exc}"
         ) from exc
+    _check_unique(signed)
+    return statement
+
+
+def _check_unique(statement: bytes) -> None:
+    """Raise EvidenceError where a statement has a member twice.
+
+    Some readers take the first value and others the last, so it would be for two messages.
+    """
+    seen: set[str] = set()
+    for name, _ in json.loads(statement, object_pairs_hook=list):
+        if name in seen:
+            raise EvidenceError(f"it signs {name} twice, and readers differ on which one counts")
+        seen.add(name)

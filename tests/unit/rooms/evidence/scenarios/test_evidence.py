@@ -191,6 +191,15 @@ def test_a_header_that_says_more_or_else_is_refused(members: dict[str, Any], rea
     assert str(caught.value).encode()
 
 
+def test_a_member_that_is_signed_twice_is_refused() -> None:
+    """Other libraries take the first of two values: the signature would be for both payloads."""
+    key = PUBLISHERS[0]
+    payload = read_signature(sign_message(key, IDENTITY, PAYLOAD)).verify(key.public)
+    twice = payload.replace(b'"sha256":', b'"sha256":"%b","sha256":' % payload_hash(b"2").encode())
+    with pytest.raises(EvidenceError, match="sha256 twice"):
+        check(sign(twice, key, TYPE), key, IDENTITY, PAYLOAD)
+
+
 def test_keys_are_named_by_the_thumbprint_of_rfc_8037() -> None:
     """Check it with the example of RFC 8037, appendix A."""
     jwk = {
