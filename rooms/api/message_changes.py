@@ -125,6 +125,7 @@ async def cancel(
     await changes.make(
         services,
         principal,
+        change,
         lambda writer, after: withdrawals.cancel_message(writer, identity, after=after, limit=PAGE),
     )
     await change.record()
@@ -183,7 +184,7 @@ async def reschedule(
             due = DeliverySchedule.from_request(delay_ms=None, deliver_at=found.due_at)
         return await withdrawals.reschedule_message(writer, identity, due, after=after, limit=PAGE)
 
-    await changes.make(services, principal, move)
+    await changes.make(services, principal, change, move)
     await change.record()
     async with transaction(services.engine) as connection:
         found = await records.find_message(connection, room_of(identity), identity)
@@ -210,16 +211,24 @@ class _Changes:
         self,
         services: ApiServices,
         principal: Principal,
+        change: Change,
         change_page: Callable[[LogWriter, DeliveryId | None], Awaitable[list[DeliveryChange]]],
     ) -> None:
         """Change a page after the other; each waits for its turn.
 
-        A request that ends in between can be repeated. ConflictError: nothing could be changed.
+        A request that ends in between can be repeated, and the journal has what it has changed.
+        ConflictError: nothing could be changed.
         """
         after: DeliveryId | None = None
         while True:
-            async with services.writer_turns.turn(principal.organisation_id) as writer:
-                page = await change_page(writer, after)
+            try:
+                async with services.writer_turns.turn(principal.organisation_id) as writer:
+                    page = await change_page(writer, after)
+            except BaseException as exc:
+                if self.count_done():
+                    change.after = {"results": self.results()}
+                    await change.record(exc)
+                raise
             _notify_queued(services, page)
             self._counts.update(_result_label(one, self._done_label) for one in page)
             if after is None:

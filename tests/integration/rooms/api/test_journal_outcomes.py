@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from rooms.api import changes
+from rooms.api import changes, message_changes
 from rooms.db.connection import ConnectionShares, hold_share, transaction
 from rooms.db.queue import withdraw
 from rooms.domain.ids import OrganisationId
@@ -69,6 +69,37 @@ async def test_a_change_is_noted_though_the_client_is_gone(api: Api) -> None:
     await call_and_leave(api, "DELETE", f"/messages/{message}")
     assert await noted(api, "withdraw_message") == ["succeeded"]
     assert await api.sql("SELECT state::text FROM deliveries") == [("cancelled",)]
+
+
+@pytest.mark.parametrize("method", ["DELETE", "PATCH"])
+async def test_a_part_of_a_change_is_noted_where_the_rest_fails(
+    api: Api, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A message may have many pages of deliveries, and each is changed for itself."""
+    message = await waiting_message(api)
+    monkeypatch.setattr(message_changes, "PAGE", 1)
+    name = "cancel_message" if method == "DELETE" else "reschedule_message"
+    change_page, pages = getattr(withdraw, name), 0
+
+    async def change_one_page(*args: Any, **more: Any) -> Any:
+        nonlocal pages
+        pages += 1
+        if pages > 1:
+            raise RateLimitedError("too many changes wait")
+        return await change_page(*args, **more)
+
+    monkeypatch.setattr(withdraw, name, change_one_page)
+    answer = await api.call(
+        method, f"/messages/{message}", json={"delay_ms": 60_000} if method == "PATCH" else None
+    )
+    assert answer.status_code == 429
+    action, result = (
+        ("withdraw_message", "withdrawn") if method == "DELETE" else ("move_message", "moved")
+    )
+    assert await noted(api, action) == ["failed"]
+    assert await api.sql("SELECT after, reason FROM journal WHERE action = %s", action) == [
+        ({"results": {result: 1}}, "too many changes wait")
+    ]
 
 
 @pytest.mark.parametrize("header", [(b"content-length", b"20"), (b"transfer-encoding", b"chunked")])
