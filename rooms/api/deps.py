@@ -36,6 +36,10 @@ MAGAZINE_CALLS: Final = 16
 """Calls of all organisations together that the store of the magazines has at a time."""
 ORGANISATION_MAGAZINE_CALLS: Final = 8
 _MAX_WAITING_CALLS: Final = 1_000
+JOURNALS_VERIFIED: Final = 4
+"""Journals that a process verifies at a time, of an organisation one."""
+MAX_WAITING_JOURNALS: Final = 10
+"""Most further requests of an organisation that wait for that."""
 
 
 class KeyRateLimiter:
@@ -130,6 +134,9 @@ class ApiServices:
     magazine_turns: FairSlots = field(init=False)
     """Lets organisations take turns at the store of the magazines, which has few connections."""
 
+    journal_turns: FairSlots = field(init=False)
+    """Lets organisations take turns at verifying whole journals, which may take minutes each."""
+
     def new_job_id(self) -> str:
         """Return the id of a new job."""
         return self.ids.generate_global(self.clock.now_ms())
@@ -153,3 +160,10 @@ class ApiServices:
             "send fewer at a time",
         )
         object.__setattr__(self, "magazine_turns", turns)
+        turns = FairSlots(
+            JOURNALS_VERIFIED,
+            max_per_tenant=1,
+            max_waiting=MAX_WAITING_JOURNALS,
+            refusal="a journal is being verified for your organisation: wait until that has ended",
+        )
+        object.__setattr__(self, "journal_turns", turns)

@@ -167,11 +167,16 @@ async def export_journal(
 async def verify_journal(
     services: ServicesDep, principal: Caller, organisation_id: OrganisationQuery = None
 ) -> Response[JournalVerification]:
-    """Check the chain of one organisation's journal: every hash, every number, and its head."""
+    """Check the chain of one organisation's journal: every hash, every number, and its head.
+
+    A caller's organisation has one checked at a time. 429: too many wait.
+    """
     organisation = _whose(principal, organisation_id)
     if organisation is None:
         raise InvalidError(FieldProblem("organisation_id", "name one organisation's id"))
-    report = await records.verify_chain(services.engine, organisation)
+    # It goes on after its client is gone, so there must not be any number of them.
+    async with services.journal_turns.slot(principal.organisation_id):
+        report = await records.verify_chain(services.engine, organisation)
     broken = report.broken
     return Response(
         JournalVerification(

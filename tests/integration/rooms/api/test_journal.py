@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rooms.api.deps import MAX_WAITING_JOURNALS
+from rooms.db import journal as records
 from rooms.domain.journal import from_document
 from tests.integration.rooms.api.conftest import Api
 from tests.integration.rooms.api.members import Member, member, revoke, shared_room
@@ -300,3 +302,32 @@ async def test_large_and_strange_bodies_are_kept_in_a_bounded_form(api: Api) -> 
     entries = await listed(api, one.key, "&action=create_event_type")
     assert len(entries[0]["after"]["cut"]) < 200
     assert {entry["after"].get("name") for entry in entries} >= {"type-enum", "type-minimum"}
+
+
+async def test_an_organisation_has_one_journal_verified_at_a_time(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a client which asks again and again, and leaves, does not busy the process."""
+    one, may_end = await written(api), asyncio.Event()
+    verify, running, most = records.verify_chain, 0, 0
+
+    async def wait_and_verify(*args: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await may_end.wait()
+        found = await verify(*args)
+        running -= 1
+        return found
+
+    monkeypatch.setattr(records, "verify_chain", wait_and_verify)
+    calls = [
+        asyncio.create_task(api.call("GET", "/journal/verify", one.key))
+        for _ in range(2 + MAX_WAITING_JOURNALS)
+    ]
+    refused, _ = await asyncio.wait(calls, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    may_end.set()
+    answers = await asyncio.gather(*calls)
+    assert most == 1
+    assert [one.result().status_code for one in refused] == [429]
+    assert sorted(answer.status_code for answer in answers) == [200] * 11 + [429]
