@@ -129,6 +129,13 @@ class ChecksPendingError(Exception):
         self.checks = checks
 
 
+class FiltersPendingError(ChecksPendingError):
+    """Report that filters of a request's route must be compiled first, which may take long."""
+
+    def __init__(self) -> None:
+        super().__init__(DeferredChecks())
+
+
 class Checker:
     """Check schemas and filters outside of publishing."""
 

@@ -39,6 +39,7 @@ class EventRoute:
         "_tails",
         "answer_tail",
         "by_destination",
+        "compiled_count",
         "filtered",
         "pulls",
         "pushes",
@@ -91,6 +92,8 @@ class EventRoute:
         self.filtered = tuple(
             recipient for recipient in self.recipients if recipient.filter is not None
         )
+        self.compiled_count = 0
+        """So many of the filtered ones, from the first on, have a filter that is compiled."""
         on_growth(RECIPIENT_BYTES * (1 + len(self.recipients)))
 
     def _tail(self, destinations: Iterable[str]) -> bytes:

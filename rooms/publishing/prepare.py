@@ -5,7 +5,7 @@ Pure, except for the ids that it draws and the clock that divides its work.
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from time import perf_counter_ns
 from typing import Final
 
@@ -20,6 +20,7 @@ from rooms.publishing.batch_bounds import check_deliveries
 from rooms.publishing.deferred_checks import (
     BUDGET_NS_PER_BYTE,
     DeferredChecks,
+    FiltersPendingError,
 )
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.inline_checks import PART_NS, InlineChecks
@@ -84,7 +85,10 @@ class Preparer:
         answered: Mapping[str, bytes],
         refused: Mapping[int, str],
     ) -> InsertRows:
-        """Return the rows of a request with one message, as `prepare_in_slices` does at once."""
+        """Return the rows of a request with one message, as `prepare_in_slices` does at once.
+
+        FiltersPendingError: that would take too long.
+        """
         found = _RoutedMessages(None)
         self._route(
             found,
@@ -96,6 +100,8 @@ class Preparer:
             answered=answered,
             refused=refused,
         )
+        if found.waiting:
+            raise FiltersPendingError
         (route,) = found.finish(self._on_filter_error)
         rows = InsertRows(routing.room_id, routing.plan_version)
         rows.tracks_completion = routing.tracks_completion
@@ -196,12 +202,16 @@ class Preparer:
         answered: Mapping[str, bytes],
         refused: Mapping[int, str],
     ) -> bool:
-        """Check messages until `SLICE_NS` or a schema is built. Return whether that ended it."""
-        routes, problems, checking = found.routes, found.problems, found.checking
+        """Check messages until `SLICE_NS` or a schema is built. Return whether that ended it.
+
+        A message waits where filters of its route are not compiled by then; it is the next one.
+        """
+        routes, problems = found.routes, found.problems
         work_ns: float = 0
         is_searched = bool(problems)
         loaded_schemas = routing.loaded_schemas
-        for index, message in messages:
+        waiting, found.waiting = found.waiting, ()
+        for index, message in chain(waiting, messages):
             if message.id in answered:
                 routes.append(None)
                 continue
@@ -222,20 +232,20 @@ class Preparer:
                 if len(problems) >= MAX_PROBLEMS or routing.loaded_schemas != loaded_schemas:
                     return len(problems) < MAX_PROBLEMS
                 continue
-            chosen = message.destinations
+            whole, chosen = route, message.destinations
+            route = route if chosen is None else route.restricted_to(chosen)
+            if not routing.compile_filters(route, SLICE_NS):
+                found.waiting = ((index, message),)
+                return True
             if message.deliver_at is not None or chosen is not None:
                 # No more are made than an answer has: they take longer than all the rest.
                 problems += islice(
-                    message_problems(route, message, prefix, now_ms, access),
+                    message_problems(whole, message, prefix, now_ms, access),
                     MAX_PROBLEMS - len(problems),
                 )
-                route = route if chosen is None else route.restricted_to(chosen)
                 work_ns += PART_NS * len(chosen or ())
             if schema is not None or route.filtered:
-                if checking is None:
-                    checking = found.checking = InlineChecks(found.checks)
-                else:
-                    checking.begin_message()
+                checking = found.next_checking()
                 checking.budget_ns += len(message.payload) * BUDGET_NS_PER_BYTE
                 problems += checking.problems(schema, index, message.payload, prefix)
                 route = (
@@ -362,13 +372,23 @@ class _RoutedMessages:
     A route is None for a message that was published before.
     """
 
-    __slots__ = ("checking", "checks", "problems", "routes")
+    __slots__ = ("checking", "checks", "problems", "routes", "waiting")
 
     def __init__(self, checks: DeferredChecks | None) -> None:
         self.checks = checks
         self.checking: InlineChecks | None = None
         self.problems: list[FieldProblem] = []
         self.routes: list[EventRoute | None] = []
+        self.waiting: tuple[tuple[int, MessageRequest], ...] = ()
+        """The message whose route has filters that are not compiled, with its index."""
+
+    def next_checking(self) -> InlineChecks:
+        """Return the checks that run inline, for a further message."""
+        if self.checking is None:
+            self.checking = InlineChecks(self.checks)
+        else:
+            self.checking.begin_message()
+        return self.checking
 
     def finish(
         self, on_filter_error: Callable[[SubscriptionId, str], None] | None

@@ -23,7 +23,7 @@ from rooms.ports import Clock
 from rooms.publishing.batch_bounds import BatchTooCostlyError
 from rooms.publishing.commit_outcomes import IdReused, KeyReused, Settle
 from rooms.publishing.committers import Committers
-from rooms.publishing.deferred_checks import Checker, ChecksPendingError
+from rooms.publishing.deferred_checks import Checker, ChecksPendingError, FiltersPendingError
 from rooms.publishing.outcome_metrics import PublishMetrics
 from rooms.publishing.quotas import Admission, QuotaKeeper
 from rooms.publishing.request import (
@@ -148,6 +148,8 @@ class Publisher:
             rows = self._preparation.at_once(
                 table, principal, None, [message], refused=_NONE_REFUSED, answered=_NONE_ANSWERED
             )
+        except FiltersPendingError:
+            return None
         except ChecksPendingError:
             table.has_costly_checks = True
             return None

@@ -5,6 +5,7 @@ A `RoutingTable` holds one version of a room's routing.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter_ns
 from typing import Final
 
 from rooms.db.publish.routing import (
@@ -38,6 +39,9 @@ MAX_ROUTE_BYTES: Final = 64 * 1024 * 1024
 _MAX_SEARCHED: Final = 50
 """Of so many event types at most, the one nearest to an unknown one is looked for, on the loop."""
 _SCHEMA_FIELD: Final = "event_type"
+
+CompiledFilters = Mapping[tuple[SubscriptionId, int], MessageFilter]
+"""Filters by the subscription and its version."""
 
 
 class UnroutableError(ValueError):
@@ -128,10 +132,10 @@ class RoutingTable:
         self,
         record: RoutingRecord,
         *,
-        previous: "RoutingTable | None" = None,
+        compiled: CompiledFilters | None = None,
         max_schema_bytes: int = MAX_SCHEMA_BYTES,
     ) -> None:
-        """Build a table. It takes compiled filters of unchanged subscriptions from `previous`."""
+        """Build a table. It takes filters of unchanged subscriptions from those `compiled`."""
         self._max_schema_bytes = max_schema_bytes
         self.has_costly_checks = False
         """A message's checks took longer than they may on the loop; set by the publisher."""
@@ -165,9 +169,9 @@ class RoutingTable:
         self.loaded_schemas = 0
         """Schemas that were built so far, each of which may take tens of milliseconds."""
         self.filters: dict[tuple[SubscriptionId, int], MessageFilter] = {}
-        if previous is not None and previous.filters:
+        if compiled:
             current = {(one.id, one.version) for one in record.subscriptions}
-            self.filters = {key: kept for key, kept in previous.filters.items() if key in current}
+            self.filters = {key: kept for key, kept in compiled.items() if key in current}
 
     def access(self, principal: Principal, now_ms: int) -> PublishAccess | None:
         """Return what a principal may publish here; None: everything.
@@ -246,6 +250,21 @@ class RoutingTable:
         known = [one for one in names if access is None or access.may_publish(one)]
         listed = f"GET /v1/rooms/{self.room_id}/event-types lists them"
         return f"{suggestion(event_type, known)}; {listed}"
+
+    def compile_filters(self, route: EventRoute, spend_ns: int) -> bool:
+        """Compile the next filters of a route; return whether all of them are compiled.
+
+        That of one takes up to 10 ms. At least one is compiled, and more within `spend_ns`.
+        """
+        if route.compiled_count == len(route.filtered):
+            return True
+        ends_ns = perf_counter_ns() + spend_ns
+        for recipient in itertools.islice(route.filtered, route.compiled_count, None):
+            self._compiled_filter(recipient)
+            route.compiled_count += 1
+            if perf_counter_ns() >= ends_ns:
+                break
+        return route.compiled_count == len(route.filtered)
 
     def apply_filters(
         self,

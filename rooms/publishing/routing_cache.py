@@ -17,11 +17,13 @@ from rooms.domain.ids import OrganisationId, RoomId
 from rooms.errors import StorageRefusedError
 from rooms.fair_slots import FairSlots
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES
-from rooms.publishing.routing import RoutingTable, room_not_found
+from rooms.publishing.routing import CompiledFilters, RoutingTable, room_not_found
 
 _MAX_ROOMS: Final = 10_000
 MAX_CACHED_BYTES: Final = 256 * 1024 * 1024
 """About so many bytes of routing tables are cached, with the routes that were built from them."""
+MAX_KEPT_FILTERS: Final = 20_000
+"""Of so many compiled filters those of forgotten tables are kept, or of a single one."""
 MAX_LOADS: Final = 2
 """So many rooms are loaded at a time, and one of them for an organisation."""
 MAX_VERSION_READS: Final = 1
@@ -67,6 +69,12 @@ class RoutingCache:
         self._total_weight = 0
         self._sequence = itertools.count(1)
         self._tables: dict[RoomId, tuple[int, RoutingTable]] = {}
+        self._filters: dict[RoomId, tuple[CompiledFilters, int]] = {}
+        """Those of tables that were forgotten, until the room is loaded again; oldest first.
+
+        With their number at that time: a request that is under way may compile more of them.
+        """
+        self._filter_count = 0
         # By organisation, too: what waits for its own turn must not hold up others at this room.
         self._locks: WeakValueDictionary[tuple[RoomId, OrganisationId], asyncio.Lock] = (
             WeakValueDictionary()
@@ -87,9 +95,27 @@ class RoutingCache:
         return _existing(await self._read(room, asker, since=next(self._sequence)))
 
     def invalidate(self, rooms: Iterable[RoomId] | None = None) -> None:
-        """Forget the tables of these rooms (None: of all), because they changed."""
+        """Forget the tables of these rooms (None: of all), because they changed.
+
+        Their filters are kept for the next ones: most are the same, and take long to compile.
+        """
         for room in list(self._tables) if rooms is None else rooms:
+            known = self._tables.get(room)
+            if known is not None and known[1].filters:
+                self._keep_filters(room, known[1].filters)
             self._drop(room)
+
+    def _keep_filters(self, room: RoomId, filters: CompiledFilters) -> None:
+        self._take_filters(room)
+        self._filters[room] = filters, len(filters)
+        self._filter_count += len(filters)
+        while self._filter_count > MAX_KEPT_FILTERS and len(self._filters) > 1:
+            self._take_filters(next(iter(self._filters)))
+
+    def _take_filters(self, room: RoomId) -> CompiledFilters | None:
+        filters, count = self._filters.pop(room, (None, 0))
+        self._filter_count -= count
+        return filters
 
     async def _read(
         self, room: RoomId, asker: OrganisationId, *, since: int
@@ -132,10 +158,10 @@ class RoutingCache:
         record = await self._load(room)
         table = None
         if record is not None:
-            known = self._tables.get(room)
+            known, kept = self._tables.get(room), self._take_filters(room)
             table = RoutingTable(
                 record,
-                previous=None if known is None else known[1],
+                compiled=kept if known is None else known[1].filters,
                 max_schema_bytes=self._max_schema_bytes,
             )
         self._replace(room, begun, table)

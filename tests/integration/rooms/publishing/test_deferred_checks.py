@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
+from time import perf_counter_ns
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from delivery.maintenance.replay import wanted_messages
 from rooms.db.jobs.replay import PastMessage
 from rooms.domain.ids import MessageId
 from rooms.errors import InvalidError, TooLargeError
+from rooms.publishing import routing
+from rooms.publishing.cel_filter import MessageFilter, load_filter
+from rooms.publishing.prepare import SLICE_NS
 from tests.support.publisher import Desk, House, open_desk
 from tests.support.sandboxes import idle_sandbox
 from tests.unit.rooms.publishing.test_schema_bounds import doubling
@@ -188,6 +193,42 @@ async def test_filters_of_several_jobs_match_as_one_would(database: str, house: 
         assert b"rooms_filter_errors_total 0.0" in desk.metrics.render()
     found = house.run("SELECT subscription_id::text FROM deliveries")
     assert sorted(found) == sorted((one,) for one in wants * 3)
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_other_requests_go_on_while_the_filters_of_a_room_are_compiled(
+    desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch, *, is_batch: bool
+) -> None:
+    """A filter may take 10 ms to compile, and a room may have thousands of them."""
+    room = house.room()
+    house.event_type(room)
+    wants = [house.subscription(room, wanted=f"payload % 2 == {number % 2}") for number in range(8)]
+    rounds, compiled_in = 0, []
+
+    async def count_rounds() -> None:
+        nonlocal rounds
+        while True:
+            await asyncio.sleep(0)
+            rounds += 1
+
+    def load_slowly(expression: str) -> MessageFilter:
+        compiled_in.append(rounds)
+        ends_ns = perf_counter_ns() + 2 * SLICE_NS
+        while perf_counter_ns() < ends_ns:
+            pass
+        return load_filter(expression)
+
+    monkeypatch.setattr(routing, "load_filter", load_slowly)
+    others = asyncio.create_task(count_rounds())
+    publish = desk.publisher.publish_batch if is_batch else desk.publisher.publish
+    body = batch(0, 0) if is_batch else message(0)
+    for _ in range(2):
+        assert (await publish(house.principal, room, body, None)).status == 202
+    others.cancel()
+    assert len(compiled_in) == len(wants), "each is compiled once"
+    assert max(Counter(compiled_in).values()) <= 2, "two at once at most, at the first try"
+    found = house.run("SELECT subscription_id::text FROM deliveries")
+    assert sorted(found) == sorted((one,) for one in wants[::2] * (4 if is_batch else 2))
 
 
 async def test_a_filter_beyond_the_budget_runs_in_the_sandbox(desk: Desk, house: House) -> None:

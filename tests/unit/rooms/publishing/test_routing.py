@@ -609,10 +609,18 @@ def test_filters_are_compiled_once_a_subscription_version() -> None:
     first = RoutingTable(at(1, 1))
     assert passing(first).recipients == ()
     assert passing(first) is passing(first)
-    second, third = RoutingTable(at(2, 1), previous=first), RoutingTable(at(3, 2), previous=first)
+    second = RoutingTable(at(2, 1), compiled=first.filters)
+    third = RoutingTable(at(3, 2), compiled=first.filters)
     assert second.filters == first.filters
     assert passing(third).recipients == ()
     assert third.filters.keys().isdisjoint(first.filters)
+
+
+def test_filters_of_a_route_are_compiled_one_after_the_other() -> None:
+    table = RoutingTable(a_filtered_plan(3, 1))
+    route = table.route("t0", None)
+    assert [table.compile_filters(route, 0) for _ in range(4)] == [False, False, True, True]
+    assert len(table.filters) == 3
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 from rooms.db.publish.routing import RoutingRecord, VersionRecord
 from rooms.domain.ids import OrganisationId, RoomId
 from rooms.errors import NotFoundError, RateLimitedError, StorageRefusedError
+from rooms.publishing import routing_cache
+from rooms.publishing.cel_filter import MessageFilter
 from rooms.publishing.routing_cache import (
     MAX_LOADS,
     MAX_VERSION_READS,
@@ -81,6 +83,33 @@ async def test_a_room_that_does_not_exist_is_not_found() -> None:
     for ask in (planner.get, planner.reload):
         with pytest.raises(NotFoundError):
             await ask(RoomId(1), ASKER)
+
+
+async def test_a_change_of_a_room_keeps_the_filters_that_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    version, record = 1, a_filtered_plan(2, 1)
+
+    async def load(room: RoomId) -> RoutingRecord:
+        return msgspec.structs.replace(record, room_id=room, plan_version=version)
+
+    async def compiled(room: RoomId) -> MessageFilter:
+        table = await planner.get(room, ASKER)
+        route = table.route("t0", None)
+        assert table.compile_filters(route, 10**9)
+        return table.filters[route.filtered[0].id, route.filtered[0].version]
+
+    planner, other = a_cache(load), RoomId(ROOM + 1)
+    first = await compiled(ROOM)
+    version = 2
+    planner.invalidate([ROOM])
+    assert planner.cached(ROOM) is None
+    assert await compiled(ROOM) is first
+    monkeypatch.setattr(routing_cache, "MAX_KEPT_FILTERS", 2)
+    second = await compiled(other)
+    planner.invalidate([ROOM, other])
+    assert await compiled(other) is second, "those of the last one are kept"
+    assert await compiled(ROOM) is not first
 
 
 async def test_an_organisation_with_large_tables_displaces_its_own_only() -> None:
