@@ -103,15 +103,22 @@ class FilterInput:
     ordering_key: str | None
     priority: int
     _activation: Any = field(default=None, init=False, repr=False)
+    _decode_ns: float | None = field(default=None, init=False, repr=False)
 
     def decode_ns(self) -> float:
         """Return an upper bound of the time by which the next evaluation takes longer.
 
         The first one decodes the payload and converts it; 0 from then on.
         """
-        text = self.payload
         if self._activation is not None:
             return 0
+        if self._decode_ns is None:
+            # Of a large payload this takes a millisecond, and a message may have many filters.
+            self._decode_ns = self._estimate_decoding()
+        return self._decode_ns
+
+    def _estimate_decoding(self) -> float:
+        text = self.payload
         if len(text) <= _SMALL_BYTES:
             return _SMALL_BYTE_NS * len(text)
         cost_ns = (

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rooms.errors import InvalidError
+from rooms.publishing import cel_filter
 from rooms.publishing.cel_filter import (
     MAX_EXPRESSION,
     FilterInput,
@@ -15,6 +16,7 @@ from rooms.publishing.cel_filter import (
     load_filter,
     with_time_limit,
 )
+from rooms.publishing.number_bounds import NumberScan
 
 PAID = {
     "order": {"total": 120.5, "country": "AT"},
@@ -217,3 +219,19 @@ def test_any_text_is_a_filter_or_refused(text: str) -> None:
     except InvalidError:
         return
     assert found.evaluate(a_subject()).matches in {True, False}
+
+
+def test_a_large_payload_is_looked_at_once_for_all_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters that cost too much inline do not decode it, and each asks what that would cost."""
+    scanned = []
+
+    def scan(text: bytes) -> NumberScan:
+        scanned.append(len(text))
+        return NumberScan(text)
+
+    monkeypatch.setattr(cel_filter, "NumberScan", scan)
+    subject = a_subject([1.5] * 10_000)
+    estimates = {subject.decode_ns() for _ in range(3)}
+    assert len(estimates) == len(scanned) == 1
+    subject.activation()
+    assert subject.decode_ns() == 0
