@@ -39,8 +39,8 @@ class EventRoute:
         "_tails",
         "answer_tail",
         "by_destination",
-        "compiled_count",
         "filtered",
+        "prepared_filters",
         "pulls",
         "pushes",
         "recipients",
@@ -92,8 +92,11 @@ class EventRoute:
         self.filtered = tuple(
             recipient for recipient in self.recipients if recipient.filter is not None
         )
-        self.compiled_count = 0
-        """So many of the filtered ones, from the first on, have a filter that is compiled."""
+        self.prepared_filters: dict[int, int] = {}
+        """So many filters, from the first on, are compiled, with their cost for payloads of a size.
+
+        By the size's `bit_length`.
+        """
         on_growth(RECIPIENT_BYTES * (1 + len(self.recipients)))
 
     def _tail(self, destinations: Iterable[str]) -> bytes:

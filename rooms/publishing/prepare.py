@@ -204,7 +204,7 @@ class Preparer:
     ) -> bool:
         """Check messages until `SLICE_NS` or a schema is built. Return whether that ended it.
 
-        A message waits where filters of its route are not compiled by then; it is the next one.
+        A message waits where filters of its route are not prepared by then; it is the next one.
         """
         routes, problems = found.routes, found.problems
         work_ns: float = 0
@@ -234,7 +234,7 @@ class Preparer:
                 continue
             whole, chosen = route, message.destinations
             route = route if chosen is None else route.restricted_to(chosen)
-            if not routing.compile_filters(route, SLICE_NS):
+            if not routing.prepare_filters(route, len(message.payload), SLICE_NS):
                 found.waiting = ((index, message),)
                 return True
             if message.deliver_at is not None or chosen is not None:
@@ -380,7 +380,7 @@ class _RoutedMessages:
         self.problems: list[FieldProblem] = []
         self.routes: list[EventRoute | None] = []
         self.waiting: tuple[tuple[int, MessageRequest], ...] = ()
-        """The message whose route has filters that are not compiled, with its index."""
+        """The message whose route has filters that are not prepared, with its index."""
 
     def next_checking(self) -> InlineChecks:
         """Return the checks that run inline, for a further message."""

@@ -251,20 +251,25 @@ class RoutingTable:
         listed = f"GET /v1/rooms/{self.room_id}/event-types lists them"
         return f"{suggestion(event_type, known)}; {listed}"
 
-    def compile_filters(self, route: EventRoute, spend_ns: int) -> bool:
-        """Compile the next filters of a route; return whether all of them are compiled.
+    def prepare_filters(self, route: EventRoute, size: int, spend_ns: int) -> bool:
+        """Compile the next filters of a route, and bound what they cost for payloads of a size.
 
-        That of one takes up to 10 ms. At least one is compiled, and more within `spend_ns`.
+        Return whether all are prepared. That of one takes up to 10 ms. At least one is prepared,
+        and more within `spend_ns`.
         """
-        if route.compiled_count == len(route.filtered):
+        if not route.filtered:
             return True
-        ends_ns = perf_counter_ns() + spend_ns
-        for recipient in itertools.islice(route.filtered, route.compiled_count, None):
-            self._compiled_filter(recipient)
-            route.compiled_count += 1
-            if perf_counter_ns() >= ends_ns:
-                break
-        return route.compiled_count == len(route.filtered)
+        magnitude = size.bit_length()
+        prepared = route.prepared_filters.get(magnitude, 0)
+        if prepared < len(route.filtered):
+            ends_ns = perf_counter_ns() + spend_ns
+            for recipient in itertools.islice(route.filtered, prepared, None):
+                self._compiled_filter(recipient).cost_ns(size)
+                prepared += 1
+                if perf_counter_ns() >= ends_ns:
+                    break
+            route.prepared_filters[magnitude] = prepared
+        return prepared == len(route.filtered)
 
     def apply_filters(
         self,

@@ -31,7 +31,7 @@ from rooms.errors import (
     SuspendedError,
 )
 from rooms.publishing import prepare, routing
-from rooms.publishing.cel_filter import FilterInput
+from rooms.publishing.cel_filter import FilterInput, MessageFilter
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.prepare import Preparer
@@ -616,10 +616,24 @@ def test_filters_are_compiled_once_a_subscription_version() -> None:
     assert third.filters.keys().isdisjoint(first.filters)
 
 
-def test_filters_of_a_route_are_compiled_one_after_the_other() -> None:
+def test_filters_of_a_route_are_prepared_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To bound what a filter costs for a size takes up to a millisecond, too."""
+    sizes: list[int] = []
+
+    def note(_: MessageFilter, size: int) -> float:
+        sizes.append(size)
+        return 1.0
+
+    monkeypatch.setattr(MessageFilter, "cost_ns", note)
     table = RoutingTable(a_filtered_plan(3, 1))
     route = table.route("t0", None)
-    assert [table.compile_filters(route, 0) for _ in range(4)] == [False, False, True, True]
+    for size in (100, 5000):
+        prepared = [table.prepare_filters(route, size, 0) for _ in range(4)]
+        assert prepared == [False, False, True, True]
+    assert table.prepare_filters(route, 101, 0), "of about the same size"
+    assert sizes == [100] * 3 + [5000] * 3
     assert len(table.filters) == 3
 
 
