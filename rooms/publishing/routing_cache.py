@@ -22,8 +22,11 @@ from rooms.publishing.routing import CompiledFilters, RoutingTable, room_not_fou
 _MAX_ROOMS: Final = 10_000
 MAX_CACHED_BYTES: Final = 256 * 1024 * 1024
 """About so many bytes of routing tables are cached, with the routes that were built from them."""
-MAX_KEPT_FILTERS: Final = 20_000
-"""Of so many compiled filters those of forgotten tables are kept, or of a single one."""
+MAX_KEPT_CHARACTERS: Final = 512 * 1024
+"""Compiled filters of so many characters are kept of forgotten tables.
+
+Each character takes about half a KiB.
+"""
 MAX_LOADS: Final = 2
 """So many rooms are loaded at a time, and one of them for an organisation."""
 MAX_VERSION_READS: Final = 1
@@ -72,9 +75,9 @@ class RoutingCache:
         self._filters: dict[RoomId, tuple[CompiledFilters, int]] = {}
         """Those of tables that were forgotten, until the room is loaded again; oldest first.
 
-        With their number at that time: a request that is under way may compile more of them.
+        With their characters at that time: a request that is under way may compile more of them.
         """
-        self._filter_count = 0
+        self._kept_characters = 0
         # By organisation, too: what waits for its own turn must not hold up others at this room.
         self._locks: WeakValueDictionary[tuple[RoomId, OrganisationId], asyncio.Lock] = (
             WeakValueDictionary()
@@ -107,14 +110,15 @@ class RoutingCache:
 
     def _keep_filters(self, room: RoomId, filters: CompiledFilters) -> None:
         self._take_filters(room)
-        self._filters[room] = filters, len(filters)
-        self._filter_count += len(filters)
-        while self._filter_count > MAX_KEPT_FILTERS and len(self._filters) > 1:
+        characters = sum(len(one.expression) for one in filters.values())
+        self._filters[room] = filters, characters
+        self._kept_characters += characters
+        while self._kept_characters > MAX_KEPT_CHARACTERS:
             self._take_filters(next(iter(self._filters)))
 
     def _take_filters(self, room: RoomId) -> CompiledFilters | None:
-        filters, count = self._filters.pop(room, (None, 0))
-        self._filter_count -= count
+        filters, characters = self._filters.pop(room, (None, 0))
+        self._kept_characters -= characters
         return filters
 
     async def _read(

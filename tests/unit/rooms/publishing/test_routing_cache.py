@@ -105,7 +105,7 @@ async def test_a_change_of_a_room_keeps_the_filters_that_are_compiled(
     planner.invalidate([ROOM])
     assert planner.cached(ROOM) is None
     assert await compiled(ROOM) is first
-    monkeypatch.setattr(routing_cache, "MAX_KEPT_FILTERS", 2)
+    monkeypatch.setattr(routing_cache, "MAX_KEPT_CHARACTERS", 2 * len("payload == 1"))
     second = await compiled(other)
     planner.invalidate([ROOM, other])
     assert await compiled(other) is second, "those of the last one are kept"
