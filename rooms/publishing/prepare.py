@@ -233,7 +233,7 @@ class Preparer:
                     return len(problems) < MAX_PROBLEMS
                 continue
             whole, chosen = route, message.destinations
-            route = route if chosen is None else route.restricted_to(chosen)
+            route = route if chosen is None else found.restricted(index, route, chosen)
             if not routing.prepare_filters(route, len(message.payload), SLICE_NS):
                 found.waiting = ((index, message),)
                 return True
@@ -372,7 +372,7 @@ class _RoutedMessages:
     A route is None for a message that was published before.
     """
 
-    __slots__ = ("checking", "checks", "problems", "routes", "waiting")
+    __slots__ = ("_restricted", "checking", "checks", "problems", "routes", "waiting")
 
     def __init__(self, checks: DeferredChecks | None) -> None:
         self.checks = checks
@@ -381,6 +381,16 @@ class _RoutedMessages:
         self.routes: list[EventRoute | None] = []
         self.waiting: tuple[tuple[int, MessageRequest], ...] = ()
         """The message whose route has filters that are not prepared, with its index."""
+        self._restricted: tuple[int, EventRoute] | None = None
+
+    def restricted(self, index: int, route: EventRoute, chosen: Iterable[str]) -> EventRoute:
+        """Return the route of the message at `index` with its destinations only.
+
+        It is found once, and not again in each slice for which the message waits.
+        """
+        if self._restricted is None or self._restricted[0] != index:
+            self._restricted = index, route.restricted_to(chosen)
+        return self._restricted[1]
 
     def next_checking(self) -> InlineChecks:
         """Return the checks that run inline, for a further message."""

@@ -26,7 +26,13 @@ from rooms.errors import (
     NotFoundError,
     SuspendedError,
 )
-from rooms.publishing.cel_filter import FilterInput, FilterResult, MessageFilter, load_filter
+from rooms.publishing.cel_filter import (
+    FilterInput,
+    FilterResult,
+    MessageFilter,
+    SandboxedFilter,
+    load_filter,
+)
 from rooms.publishing.event_route import RECIPIENT_BYTES, EventRoute
 from rooms.publishing.json_schema import MAX_SCHEMA_BYTES, PayloadSchema
 from rooms.publishing.number_bounds import decode_json
@@ -39,6 +45,14 @@ MAX_ROUTE_BYTES: Final = 64 * 1024 * 1024
 _MAX_SEARCHED: Final = 50
 """Of so many event types at most, the one nearest to an unknown one is looked for, on the loop."""
 _SCHEMA_FIELD: Final = "event_type"
+
+FILTER_BYTES: Final = 512
+"""About so many bytes a compiled filter takes for each of its characters."""
+MAX_COMPILED_CHARACTERS: Final = 256 * 1024
+"""Filters of so many characters are compiled of a room; the sandbox evaluates the others.
+
+They take about 128 MiB in each process.
+"""
 
 CompiledFilters = Mapping[tuple[SubscriptionId, int], MessageFilter]
 """Filters by the subscription and its version."""
@@ -99,16 +113,21 @@ class PublishAccess:
 
 
 class TableWeight:
-    """Count about how many bytes a routing table takes: what was read, and routes built from it.
+    """Count about how many bytes a routing table takes: what it keeps, and routes built from it.
 
     `on_growth` is called with the bytes that are added, or (negative) freed; None: with none.
     """
 
-    __slots__ = ("_record_bytes", "bytes", "on_growth")
+    __slots__ = ("_kept_bytes", "bytes", "on_growth")
 
     def __init__(self, record_bytes: int) -> None:
-        self._record_bytes = self.bytes = record_bytes
+        self._kept_bytes = self.bytes = record_bytes
         self.on_growth: Callable[[int], None] | None = None
+
+    @property
+    def route_bytes(self) -> int:
+        """Return the bytes of routes, which the table may forget."""
+        return self.bytes - self._kept_bytes
 
     def add(self, count: int) -> None:
         """Count the bytes of a route, or of what is built from it."""
@@ -116,9 +135,14 @@ class TableWeight:
         if self.on_growth is not None:
             self.on_growth(count)
 
+    def keep(self, count: int) -> None:
+        """Count the bytes of something that is kept as long as the table."""
+        self._kept_bytes += count
+        self.add(count)
+
     def forget_routes(self) -> None:
-        """Count only what was read, because the table has no routes any more."""
-        self.add(self._record_bytes - self.bytes)
+        """Count only what is kept, because the table has no routes any more."""
+        self.add(-self.route_bytes)
 
 
 class RoutingTable:
@@ -156,9 +180,8 @@ class RoutingTable:
         self._subscribe_grants = record.subscribe_grants
         self._listed = record.listed
         self._subscriptions = record.subscriptions
-        record_bytes = _weigh(record)
-        self.weight = TableWeight(record_bytes)
-        self._max_bytes = record_bytes + max(
+        self.weight = TableWeight(_weigh(record))
+        self._max_route_bytes = max(
             MAX_ROUTE_BYTES, 4 * RECIPIENT_BYTES * len(record.subscriptions)
         )
         self._versions: dict[str, dict[int, str | None]] = {}
@@ -169,9 +192,13 @@ class RoutingTable:
         self.loaded_schemas = 0
         """Schemas that were built so far, each of which may take tens of milliseconds."""
         self.filters: dict[tuple[SubscriptionId, int], MessageFilter] = {}
+        self._compiled_characters = 0
         if compiled:
             current = {(one.id, one.version) for one in record.subscriptions}
-            self.filters = {key: kept for key, kept in compiled.items() if key in current}
+            for key, kept in compiled.items():
+                # One that was left to the sandbox may be compiled now.
+                if key in current and not isinstance(kept, SandboxedFilter):
+                    self._add_filter(key, kept)
 
     def access(self, principal: Principal, now_ms: int) -> PublishAccess | None:
         """Return what a principal may publish here; None: everything.
@@ -229,7 +256,7 @@ class RoutingTable:
             raise UnroutableError(
                 "version", f"{event_type!r} has no version {version}; it has {known}"
             )
-        if self.weight.bytes > self._max_bytes:
+        if self.weight.route_bytes > self._max_route_bytes:
             self._routes.clear()
             self.weight.forget_routes()
         route = self._routes.get((event_type, version))
@@ -292,8 +319,17 @@ class RoutingTable:
         key = (recipient.id, recipient.version)
         found = self.filters.get(key)
         if found is None:
-            found = self.filters[key] = load_filter(recipient.filter or "true")
+            text = recipient.filter or "true"
+            fits = self._compiled_characters + len(text) <= MAX_COMPILED_CHARACTERS
+            found = load_filter(text) if fits else SandboxedFilter(text)
+            self._add_filter(key, found)
         return found
+
+    def _add_filter(self, key: tuple[SubscriptionId, int], added: MessageFilter) -> None:
+        self.filters[key] = added
+        if not isinstance(added, SandboxedFilter):
+            self._compiled_characters += len(added.expression)
+            self.weight.keep(FILTER_BYTES * len(added.expression))
 
     def schema(self, event_type: str, version: int) -> PayloadSchema | None:
         """Return the schema of an existing version; None: any payload is valid.

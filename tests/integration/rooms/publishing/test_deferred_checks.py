@@ -11,10 +11,10 @@ import pytest
 
 from delivery.maintenance.replay import wanted_messages
 from rooms.db.jobs.replay import PastMessage
-from rooms.domain.ids import MessageId
+from rooms.domain.ids import MessageId, RoomId
 from rooms.errors import InvalidError, TooLargeError
 from rooms.publishing import routing
-from rooms.publishing.cel_filter import MessageFilter, load_filter
+from rooms.publishing.cel_filter import MessageFilter, SandboxedFilter, load_filter
 from rooms.publishing.prepare import SLICE_NS
 from tests.support.publisher import Desk, House, open_desk
 from tests.support.sandboxes import idle_sandbox
@@ -242,6 +242,27 @@ async def test_a_filter_beyond_the_budget_runs_in_the_sandbox(desk: Desk, house:
     assert house.run("SELECT subscription_id::text FROM deliveries") == [(wants,)], does_not
     assert b"rooms_filter_errors_total 0.0" in desk.metrics.render()
     assert b'rooms_sandbox_checks_total{outcome="done"} 2.0' in desk.metrics.render()
+
+
+async def test_filters_beyond_the_memory_of_a_room_run_in_the_sandbox(
+    desk: Desk, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One compiled filter of a thousand characters takes 400 KiB, and a room may have 20,000."""
+    room = house.room()
+    house.event_type(room)
+    wanted = [f"payload.number == {number}" for number in range(8)]
+    monkeypatch.setattr(routing, "MAX_COMPILED_CHARACTERS", 3 * len(wanted[0]))
+    of = {number: house.subscription(room, wanted=text) for number, text in enumerate(wanted)}
+    for number in (1, 6):
+        answer = await desk.publisher.publish(
+            house.principal, room, message({"number": number}), None
+        )
+        assert json.loads(answer.body)["destinations"] == [
+            f"room-{room}::subscription-{of[number]}"
+        ]
+    table = await desk.planner.get(RoomId(room), house.principal.organisation_id)
+    kinds = Counter(type(one) for one in table.filters.values())
+    assert kinds == {MessageFilter: 3, SandboxedFilter: 5}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from rooms.errors import (
     SuspendedError,
 )
 from rooms.publishing import prepare, routing
-from rooms.publishing.cel_filter import FilterInput, MessageFilter
+from rooms.publishing.cel_filter import FilterInput, MessageFilter, SandboxedFilter
 from rooms.publishing.event_route import EventRoute
 from rooms.publishing.json_schema import PayloadSchema
 from rooms.publishing.prepare import Preparer
@@ -614,6 +614,30 @@ def test_filters_are_compiled_once_a_subscription_version() -> None:
     assert second.filters == first.filters
     assert passing(third).recipients == ()
     assert third.filters.keys().isdisjoint(first.filters)
+
+
+def test_compiled_filters_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave to the sandbox what does not fit, until there is room for it; it counts nothing."""
+    record = a_filtered_plan(4, 1)
+    length = len(record.subscriptions[0].filter or "")
+    monkeypatch.setattr(routing, "MAX_COMPILED_CHARACTERS", 3 * length)
+    table = RoutingTable(record)
+    at_first, growth = table.weight.bytes, list[int]()
+    table.weight.on_growth = growth.append
+    route = table.route("t0", None)
+    of_routes = table.weight.route_bytes
+    assert table.prepare_filters(route, 1, 10**9)
+    kinds = [type(one) for one in table.filters.values()]
+    assert kinds == [MessageFilter] * 3 + [SandboxedFilter]
+    assert table.weight.bytes - at_first == of_routes + 3 * length * routing.FILTER_BYTES
+    assert sum(growth) == table.weight.bytes - at_first
+    assert table.weight.route_bytes == of_routes
+    fewer = msgspec.structs.replace(record, subscriptions=record.subscriptions[1:])
+    after = RoutingTable(fewer, compiled=table.filters)
+    kept = 2 * length * routing.FILTER_BYTES
+    assert after.weight.bytes == RoutingTable(fewer).weight.bytes + kept
+    assert after.prepare_filters(after.route("t0", None), 1, 10**9)
+    assert {type(one) for one in after.filters.values()} == {MessageFilter}
 
 
 def test_filters_of_a_route_are_prepared_one_after_the_other(
