@@ -132,10 +132,13 @@ async def _show_test(
     error: ApiProblemError | None = None,
 ) -> Response[str]:
     """`answer`: of the webhook; `result`: of the filter's test."""
+    works = answer is not None and answer["error"] is None
+    counts = await page.optional(f"/subscriptions/{subscription['id']}/counts") if works else None
     return page.render(
         "subscription_test.html",
         refused=error,
         subscription=subscription,
+        counts=counts,
         values=values or {"payload": "{}", "filter": subscription["filter"] or ""},
         answer=answer,
         result=result,
