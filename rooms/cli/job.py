@@ -6,7 +6,7 @@ them.
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,14 @@ _POLL_S = 0.5
 _PAUSE_S = 1.0
 """Between two requests while the service does not answer."""
 _UNFINISHED = {"queued", "running"}
+_JOBS_COLUMNS = {
+    "subscription": "subscription",
+    "job": "id",
+    "state": "state",
+    "done": "done",
+    "total": "total",
+    "result": "result",
+}
 
 
 def follow_job(client: "ApiClient", job: dict[str, Any], *, shown: bool) -> dict[str, Any]:
@@ -119,6 +127,33 @@ def show_accepted_job(
     session.output().resource(found)
     raise_if_failed(found)
     return found
+
+
+def show_accepted_jobs(
+    session: CliSession,
+    client: "ApiClient",
+    answers: Iterable[tuple[str, dict[str, Any]]],
+    *,
+    follow: bool,
+) -> None:
+    """Show the jobs of several 202s, each with its subscription. CliError: one of them failed.
+
+    All have begun before the first is followed. `answers` begins a job with each that it yields.
+    """
+    output = session.output()
+    begun = []
+    for reference, answer in answers:
+        output.note(f"progress of {reference}: rooms job {answer['job_id']} --follow")
+        begun.append((reference, answer["job_id"]))
+    jobs = []
+    for reference, job_id in begun:
+        job = _read_again(client, f"/jobs/{job_id}")
+        if follow:
+            job = follow_job(client, job, shown=not session.as_json)
+        jobs.append({"subscription": reference, **job})
+    output.listing({"items": jobs}, _JOBS_COLUMNS, empty="no job was begun")
+    for job in jobs:
+        raise_if_failed(job)
 
 
 class _JobGroup(Group):

@@ -1,13 +1,13 @@
 """Implement `rooms sideline`: deliveries that failed for good (the dead-letter queue)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.job import show_accepted_job
+from rooms.cli.job import show_accepted_job, show_accepted_jobs
 from rooms.cli.options import (
     Paging,
     confirm_or_abort,
@@ -39,6 +39,13 @@ _OVERVIEW_COLUMNS = {
     "oldest": "oldest_at",
     "status": "last_status",
     "error": "last_error",
+}
+_DRY_RUN_COLUMNS = {
+    "subscription": "subscription",
+    "would be queued": "would_move",
+    "shoveled too often": "too_often",
+    "expired": "expired",
+    "reasons": "by_reason",
 }
 _REASONS = [
     reason.value
@@ -162,11 +169,14 @@ def show(session: CliSession, /, *, subscription: str) -> None:
 
 
 @sideline.command()
-@click.argument("subscription")
+@click.argument("subscriptions", metavar="SUBSCRIPTION...", nargs=-1, required=True)
 @_selection_options
 @click.option("--dry-run", is_flag=True, help="Only show what would be queued.")
 @click.option(
-    "--rate", "rate_per_s", type=click.FloatRange(0, min_open=True), help="Deliveries per second."
+    "--rate",
+    "rate_per_s",
+    type=click.FloatRange(0, min_open=True),
+    help="Deliveries per second, of each subscription.",
 )
 @click.option("--concurrency", type=click.IntRange(1), help="Concurrent batches.")
 @click.option(
@@ -175,20 +185,33 @@ def show(session: CliSession, /, *, subscription: str) -> None:
 @click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar.")
 @pass_session
 def shovel(
-    session: CliSession, /, *, subscription: str, dry_run: bool, follow: bool, **wanted: Any
+    session: CliSession,
+    /,
+    *,
+    subscriptions: tuple[str, ...],
+    dry_run: bool,
+    follow: bool,
+    **wanted: Any,
 ) -> None:
-    """Queue the sidelined deliveries of SUBSCRIPTION again, with new attempts.
+    """Queue the sidelined deliveries of each SUBSCRIPTION again, with new attempts.
 
-    Without a filter, all of them.
+    Without a filter, all of them. If one SUBSCRIPTION does not exist, nothing is queued.
     """
     body = _request_body(**wanted) | ({"dry_run": True} if dry_run else {})
     with session.client() as client:
-        found = find_subscription(client, subscription)
-        answer = client.call("POST", f"/subscriptions/{found['id']}/sideline/shovel", json=body)
-        if dry_run:
-            _show_dry_run(session.output(), answer, "queued")
-            return
-        show_accepted_job(session, client, answer, follow=follow)
+        found = {one: find_subscription(client, one)["id"] for one in subscriptions}
+        answers = (
+            (name, client.call("POST", f"/subscriptions/{identity}/sideline/shovel", json=body))
+            for name, identity in found.items()
+        )
+        if len(found) > 1 and dry_run:
+            _show_dry_runs(session.output(), answers)
+        elif len(found) > 1:
+            show_accepted_jobs(session, client, answers, follow=follow)
+        elif dry_run:
+            _show_dry_run(session.output(), next(answers)[1], "queued")
+        else:
+            show_accepted_job(session, client, next(answers)[1], follow=follow)
 
 
 @sideline.command()
@@ -268,6 +291,11 @@ def schedule(session: CliSession, /, *, subscription: str, off: bool, **wanted: 
         session.output().resource(
             client.call("PUT", path, json=body) if body else client.call("GET", path)
         )
+
+
+def _show_dry_runs(output: Output, answers: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    items = [{"subscription": name, **answer} for name, answer in answers]
+    output.listing({"items": items}, _DRY_RUN_COLUMNS, empty="nothing is sidelined")
 
 
 def _show_dry_run(output: Output, answer: dict[str, Any], outcome: str) -> None:

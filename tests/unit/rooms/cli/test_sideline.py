@@ -1,5 +1,6 @@
 """Test the commands for sidelines, magazines and status: their requests and output."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -319,3 +320,69 @@ def test_schedule_is_set_shown_and_removed(terminal: Terminal, fake: FakeRooms, 
     ]
     assert terminal.run("sideline", "schedule", crm, "--rate", "5").exit_code == 2
     assert terminal.run("sideline", "schedule", crm, "--every", "60", "--off").exit_code == 2
+
+
+def job(fake: FakeRooms, state: str, **fields: object) -> dict[str, object]:
+    return {"id": fake.identity(8), "state": state, "done": 1, "total": 2, **fields}
+
+
+def two(fake: FakeRooms) -> tuple[str, str]:
+    """Return the ids of `orders/crm` and of another subscription, `orders/erp`."""
+    fake.subscriptions.append(
+        {"id": fake.identity(2), "name": "erp", "type": "PUSH", "status": "active"}
+    )
+    return fake.identity(1), fake.identity(2)
+
+
+def test_several_sidelines_are_shoveled_by_one_command(
+    terminal: Terminal, fake: FakeRooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage of one host fills the sidelines of all subscriptions that go there."""
+    recorded_pauses(monkeypatch, "rooms.cli.job")
+    ids = two(fake)
+    fake.jobs.extend(job(fake, "done") for _ in range(3))
+    given = ("sideline", "shovel", "orders/crm", "orders/erp", "--rate", "5", "--follow")
+    result = terminal.run(*given)
+    assert result.exit_code == 0, result.output
+    assert [seen.path.split("/")[3] for seen in fake.sent("POST", SHOVEL)] == [*ids]
+    assert {seen.body["rate_per_s"] for seen in fake.sent("POST", SHOVEL)} == {5.0}
+    for name in ("orders/crm", "orders/erp"):
+        assert f"progress of {name}: rooms job {fake.identity(8)} --follow" in result.stderr
+        assert re.search(rf"^{name} +{fake.identity(8)} +done\b", result.stdout, re.MULTILINE)
+    reported = terminal.json(*given)
+    assert [one["subscription"] for one in reported["items"]] == ["orders/crm", "orders/erp"]
+
+
+def test_a_name_twice_is_one_sideline(terminal: Terminal, fake: FakeRooms) -> None:
+    terminal.done("sideline", "shovel", "orders/crm", "orders/crm")
+    assert len(fake.sent("POST", SHOVEL)) == 1
+
+
+def test_a_wrong_name_among_several_moves_nothing(terminal: Terminal, fake: FakeRooms) -> None:
+    result = terminal.run("sideline", "shovel", "orders/crm", "orders/cmr")
+    assert result.exit_code == 1
+    assert "no subscription 'cmr'" in result.stderr
+    assert fake.sent("POST", SHOVEL) == []
+
+
+def test_one_of_several_shovels_that_failed_is_an_error(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    two(fake)
+    fake.jobs.clear()
+    fake.jobs.extend([job(fake, "failed", error="disk full"), job(fake, "done")])
+    result = terminal.run("sideline", "shovel", "orders/crm", "orders/erp", "--follow")
+    assert result.exit_code == 1
+    assert "disk full" in result.stderr
+    assert "orders/erp" in result.stdout
+
+
+def test_a_dry_run_of_several_sidelines_is_a_row_each(terminal: Terminal, fake: FakeRooms) -> None:
+    two(fake)
+    given = ("sideline", "shovel", "orders/crm", "orders/erp", "--dry-run")
+    shown = terminal.done(*given)
+    assert re.findall(r"^(orders/\w+) +2 +3 +0 ", shown, re.MULTILINE) == [
+        "orders/crm",
+        "orders/erp",
+    ]
+    assert terminal.json(*given)["items"][1] == {"subscription": "orders/erp", **WOULD}
