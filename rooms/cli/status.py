@@ -1,5 +1,6 @@
 """Implement `rooms status`: component health, backlog, and unhealthy subscriptions."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +11,8 @@ from rooms.cli.context import CliSession, Command, pass_session
 from rooms.cli.errors import ProblemError
 from rooms.cli.options import find_room, find_subscription
 from rooms.domain.failure_groups import group_failures, summarize
+from rooms.domain.state_machine import SubscriptionType
+from rooms.domain.subscription_health import SubscriptionHealth
 from rooms.safe_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("subscription", "condition", "since", "delivered", "waits")
 _MAX_NAMES: Final = 3
 _RESUMABLE_REASONS: Final = frozenset({"disabled", "circuit_open", "paused"})
+_RETRYABLE: Final = frozenset({SubscriptionHealth.FAILING, SubscriptionHealth.DEGRADED})
 _HTTP_UNAVAILABLE: Final = 503
 _ADVICE: Final[Mapping[str, str]] = {
     "database": "PostgreSQL does not accept writes, so nothing can be published: start it, or "
@@ -106,10 +110,40 @@ def _show_subscriptions(
         output.note("healthy" if narrowed else "every subscription is healthy")
     if found["subscriptions_total"] > len(shown):
         output.note(f"{len(shown)} of {found['subscriptions_total']}; use --limit to show more")
-    if any(one["condition"] in _RESUMABLE_REASONS for one in shown):
-        output.note("disabled, circuit open or paused: use `rooms subscription resume ROOM/NAME`")
-    if any(one["sidelined"] for one in shown):
-        output.note("sidelined: once the endpoint works, use `rooms sideline shovel ROOM/NAME`")
+    for remedy in _format_remedies(shown):
+        output.note(remedy)
+
+
+def _format_remedies(shown: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the command that helps against each kind of trouble, with names if they are few."""
+    named = [(f"{one['room']}/{one['name']}", one) for one in shown]
+    if resumable := [name for name, one in named if one["condition"] in _RESUMABLE_REASONS]:
+        command = _format_command("subscription resume", resumable)
+        yield f"disabled, circuit open or paused: use {command}"
+    if retrying := [
+        name for name, one in named if one["retrying"] and one["condition"] in _RETRYABLE
+    ]:
+        command = _format_command("subscription retry", retrying)
+        yield f"retrying: once the endpoint works, {command} does not wait for the next attempt"
+    behind = [(name, one) for name, one in named if one["condition"] == SubscriptionHealth.LAGGING]
+    if pulled := [name for name, one in behind if one["type"] == SubscriptionType.PULL]:
+        command = _format_command("subscription consumers", pulled)
+        yield f"behind: no consumer pulls, or they are too slow: {command} lists them"
+    if pushed := [name for name, one in behind if one["type"] == SubscriptionType.PUSH]:
+        command = _format_command("subscription lane", pushed)
+        yield f"behind: the endpoint is slow, or a limit is reached: see {command}"
+    if sidelined := [name for name, one in named if one["sidelined"]]:
+        command = _format_command("sideline shovel", sidelined, most=_MAX_NAMES)
+        yield f"sidelined: once the endpoint works, use {command}"
+
+
+def _format_command(words: str, names: Sequence[str], *, most: int = 1) -> str:
+    """Return a command with its arguments, as a shell reads them, or their kind if they are many.
+
+    `most`: the arguments that the command takes, or that are still easy to read.
+    """
+    known = shlex.join(names) if len(names) <= most else "ROOM/NAME" + "..." * (most > 1)
+    return f"`rooms {words} {known}`"
 
 
 def _narrowed(

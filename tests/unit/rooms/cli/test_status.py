@@ -204,3 +204,78 @@ def test_a_service_of_another_kind_is_reported_as_it_answers(
     result = terminal.run("status")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: Try again soon (503)")
+
+
+def troubled(name: str, condition: str, **fields: Any) -> dict[str, Any]:
+    """Return a subscription of `/v1/status` to the room `orders`."""
+    return {
+        "subscription_id": name,
+        "room": "orders",
+        "name": name,
+        "type": "PUSH",
+        "condition": condition,
+        "since": "2026-01-31T11:55:00Z",
+        "last_delivered_at": None,
+        "due": 0,
+        "retrying": 0,
+        "waiting": 0,
+        "held": {},
+        "sidelined": 0,
+        "host": None,
+        "authority": None,
+        "last_status": None,
+        "last_error": None,
+        "together_with": [],
+        **fields,
+    }
+
+
+def remedies(terminal: Terminal, fake: FakeRooms, *subscriptions: dict[str, Any]) -> list[str]:
+    body = {
+        "at": "2026-01-31T12:00:00Z",
+        "health": health(),
+        "leader": "one",
+        "backlog": BACKLOG,
+        "subscriptions": subscriptions,
+        "subscriptions_total": len(subscriptions),
+    }
+    fake.interfere = lambda _: (200, body)
+    return terminal.run("status").stderr.splitlines()
+
+
+def test_a_few_subscriptions_are_named_in_the_command_that_mends_them(
+    terminal: Terminal, fake: FakeRooms
+) -> None:
+    few = [troubled(f"s {n}", "failing", sidelined=2) for n in range(2)]
+    assert remedies(terminal, fake, *few) == [
+        "sidelined: once the endpoint works, use `rooms sideline shovel 'orders/s 0' 'orders/s 1'`"
+    ]
+    many = [troubled(f"s{n}", "resting", sidelined=2) for n in range(4)]
+    assert remedies(terminal, fake, *many) == [
+        "sidelined: once the endpoint works, use `rooms sideline shovel ROOM/NAME...`"
+    ]
+    (note,) = remedies(terminal, fake, troubled("crm", "failing", retrying=3))
+    assert "`rooms subscription retry orders/crm` does not wait for the next attempt" in note
+    assert remedies(terminal, fake, troubled("crm", "paused", retrying=3)) == [
+        "disabled, circuit open or paused: use `rooms subscription resume orders/crm`"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        (
+            "PULL",
+            "no consumer pulls, or they are too slow: `rooms subscription consumers orders/crm`",
+        ),
+        (
+            "PUSH",
+            "the endpoint is slow, or a limit is reached: see `rooms subscription lane orders/crm`",
+        ),
+    ],
+)
+def test_a_subscription_that_is_behind_comes_with_advice(
+    terminal: Terminal, fake: FakeRooms, kind: str, remedy: str
+) -> None:
+    (note,) = remedies(terminal, fake, troubled("crm", "behind", type=kind, due=5))
+    assert note.startswith(f"behind: {remedy}")
