@@ -140,3 +140,28 @@ async def test_a_viewer_gets_no_form_that_would_be_refused(browser: Browser, for
         "new": "/console/rooms/new",
     }.get(form, f"/console/rooms/{room}/{form}")
     assert (await browser.get(path)).status == 403
+
+
+@pytest.mark.parametrize(
+    ("kind", "language", "cause"),
+    [
+        ("PULL", "en", "no consumer pulls them, or too slowly"),
+        ("PULL", "de", "Kein Verbraucher holt sie ab"),
+        ("PUSH", "en", "the endpoint is slow, or a limit of the lane is reached"),
+    ],
+)
+async def test_a_subscription_that_is_behind_says_why_and_leads_to_its_queue(
+    browser: Browser, kind: str, language: str, cause: str
+) -> None:
+    room, crm = await world(browser.api, type=kind)
+    await browser.api.publish(room, "order.made", 1)
+    await browser.api.sql(
+        "UPDATE outbox SET due_at = now() - interval '2 min' WHERE subscription_id = %s RETURNING 1",
+        crm,
+    )
+    await browser.sign_in("operator")
+    at = f"/console/subscriptions/{crm}"
+    page = await browser.get(at, **{"Accept-Language": language})
+    notice = page.html.partition('<section class="notice')[2].partition("</section>")[0]
+    assert cause in notice
+    assert (f'href="{at}/queue"' in notice) is (kind == "PULL")
