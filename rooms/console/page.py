@@ -56,6 +56,13 @@ if TYPE_CHECKING:
 IdT = TypeVar("IdT", int, str)
 
 HTML: Final = "text/html"
+_SECTIONS: Final = {
+    **dict.fromkeys(("directory", "messages"), "rooms"),
+    **dict.fromkeys(("queues", "magazines"), "sideline"),
+    "deliveries": "subscriptions",
+    "jobs": "administration",
+}
+"""The section of pages whose address is not below that of their section."""
 FRAGMENT_HEADER: Final = b"x-rooms-fragment"
 """Set where only the live part of an open page is wanted; such a request extends no session."""
 HOME: Final = "/console"
@@ -172,6 +179,12 @@ class Page:
     def label_of(self, code: str) -> str:
         """Return the words for a code of the API, in the viewer's language."""
         return self.text(label_of(code))
+
+    @property
+    def section(self) -> str:
+        """Return the address of the section in the header that this page belongs to."""
+        name = self.request.scope["path"].removeprefix(HOME).split("/")[1:2]
+        return "/".join([HOME, *(_SECTIONS.get(one, one) for one in name)])
 
     def sections(self) -> list[tuple[str, str]]:
         """Return the pages that the header links to: those that the viewer may read."""
