@@ -162,7 +162,10 @@ class ApiClient:
         cursor: str | None = None,
         whole: bool,
     ) -> dict[str, Any]:
-        """Return one page {items, next_cursor}, or with `whole` every page as one."""
+        """Return one page {items, next_cursor, …}, or with `whole` every page as one.
+
+        What the list says beside its items is of the last page.
+        """
         given = dict(params or {})
         page = self.call("GET", path, params={**given, "limit": limit, "cursor": cursor})
         items, following = list(page["items"]), page.get("next_cursor")
@@ -170,7 +173,7 @@ class ApiClient:
             page = self._next_page(path, given, following)
             items += page["items"]
             following = page.get("next_cursor")
-        return {"items": items, "next_cursor": following}
+        return {**page, "items": items, "next_cursor": following}
 
     def iter_items(
         self, path: str, params: Mapping[str, Any] | None = None

@@ -138,7 +138,10 @@ def list_usage(
     columns: dict[str, Column] = {name.replace("_", " "): name for name in shown}
     if "room_name" in names:
         columns["room name"] = _room_name
-    session.output().listing(page, columns, empty="nothing was counted in this time")
+    output = session.output()
+    output.listing(page, columns, empty="nothing was counted in this time")
+    if (counted := page.get("complete_until")) and not output.as_json:
+        output.note(f"everything before {counted} is counted")
 
 
 @usage.command()

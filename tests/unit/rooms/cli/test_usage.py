@@ -85,6 +85,24 @@ def test_list(terminal: Terminal, fake: FakeRooms) -> None:
     assert (query["application"], query["own"]) == ("registry", "true")
 
 
+def test_a_list_says_how_far_it_counts(terminal: Terminal, fake: FakeRooms) -> None:
+    """Counts follow a publish after seconds: without the time, the last ones seem to be lost."""
+    page: dict[str, Any] = {
+        "items": [],
+        "complete_until": "2026-03-01T12:34:56Z",
+        "next_cursor": None,
+    }
+    fake.interfere = lambda _: (200, page)
+    done = terminal.run("usage", "list")
+    assert done.stderr.splitlines() == [
+        "nothing was counted in this time",
+        "everything before 2026-03-01T12:34:56Z is counted",
+    ]
+    assert terminal.json("usage", "list") == page
+    page["complete_until"] = None
+    assert "everything before" not in terminal.run("usage", "list").stderr
+
+
 def test_export_appears_complete(terminal: Terminal, fake: FakeRooms, tmp_path: Path) -> None:
     serve(fake)
     out = tmp_path / "usage.csv"
