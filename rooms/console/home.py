@@ -8,6 +8,7 @@ from litestar import Response, get
 from rooms.console.administration import find_waiting
 from rooms.console.page import HOME, Page, PageDep
 from rooms.console.rooms import find_shared
+from rooms.console.sideline_group import MOST
 from rooms.console.subscription_health import health_labels, read_last_hour, subscription_names
 from rooms.domain.failure_groups import group_failures, summarize
 
@@ -36,6 +37,7 @@ async def show_home(page: PageDep) -> Response[str]:
         names=subscription_names(listed),
         failures=failures[:_SHOWN],
         failures_total=len(failures),
+        most_shovels=MOST,
         alike={one["subscription_id"] for group, _ in failures if len(group) > 1 for one in group},
         hour=await read_last_hour(page, "/activity"),
         waiting=await find_waiting(page),
