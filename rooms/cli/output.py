@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import click
@@ -13,8 +14,6 @@ import click
 from rooms.cli.errors import CliError
 from rooms.safe_text import json_safe, lines_safe, terminal_safe
 
-# A table that goes to a file or a pipe must not fold its ids.
-_MAX_WIDTH = 1000
 _EMPTY_CELL = "-"
 _MAX_HEADING_WIDTH = 40
 _SECRETS = ("secret", "login")
@@ -71,22 +70,18 @@ class Output:
     def table(
         self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str = "nothing"
     ) -> None:
-        """Write a table for people, or `empty` as a note if it has no rows."""
+        """Write a table for people, or `empty` as a note if it has no rows.
+
+        On a terminal that is too narrow for it, each row is a record of several lines.
+        """
         if not rows:
             self.note(empty)
             return
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+        from rooms.cli.table import write_table
 
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(format_cell(value)) for value in row))
-        is_terminal = sys.stdout.isatty()
-        Console(file=sys.stdout, width=None if is_terminal else _MAX_WIDTH).print(table)
+        cells = [[format_cell(value) for value in row] for row in rows]
+        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        write_table(columns, cells, width=width, empty=_EMPTY_CELL)
 
     def listing(
         self, page: Mapping[str, Any], columns: Mapping[str, Column], *, empty: str
