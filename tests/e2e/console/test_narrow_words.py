@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.e2e.console.test_pages import NARROW
+from tests.e2e.console.test_pages import NARROW, WIDE
 from tests.e2e.console.world import World
 from tests.support.chromium import Watched
 
@@ -41,6 +41,17 @@ OUTSIDE: Final = """() => {
   return [...found].slice(0, 5);
 }"""
 
+# A select is as wide as its column, and cuts off what is chosen in it. 16: its arrow.
+CUT_CHOICES: Final = """() => {
+  const pen = document.createElement('canvas').getContext('2d');
+  return [...document.querySelectorAll('main form select')].flatMap(one => {
+    const style = getComputedStyle(one);
+    pen.font = style.font;
+    const room = one.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 16;
+    return [...one.options].map(option => option.text).filter(text => pen.measureText(text).width > room);
+  });
+}"""
+
 
 @pytest.fixture
 def german(browser: "Browser", world: World) -> Iterator[Watched]:
@@ -63,4 +74,14 @@ def test_no_word_leaves_its_box(german: Watched, world: World) -> None:
                 found = german.page.evaluate(OUTSIDE)
                 problems += [f"{path}: {width} px: {one}" for one in found]
     assert not problems, "\n".join(problems)
+    german.check()
+
+
+def test_each_choice_of_a_policy_can_be_read(german: Watched, world: World) -> None:
+    """Check who may find a room and subscribe, which must not be guessed from half a text."""
+    german.open(f"/console/rooms/{world.room}/policy")
+    for width in (WIDE, NARROW):
+        with german.width(width):
+            assert german.page.evaluate(CUT_CHOICES) == [], width
+    assert german.page.locator("main select").count() == 2
     german.check()
