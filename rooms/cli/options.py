@@ -399,7 +399,10 @@ def find_message(client: "ApiClient", reference: str) -> str:
     room = find_room(client, room_reference)
     for message in client.iter_items(f"/rooms/{room['id']}/messages", {"id": own}):
         return str(message["id"])
-    raise CliError(f"room {room['name']!r} has no message with the publisher's id {own!r}")
+    raise CliError(
+        f"room {room['name']!r} has no message with the publisher's id {own!r}; `rooms messages"
+        f" {room['name']}` lists them, and `rooms search` finds also those of other rooms"
+    )
 
 
 def list_of_subscription(

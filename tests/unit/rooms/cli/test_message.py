@@ -62,6 +62,18 @@ def test_message_is_found_by_either_id(terminal: Terminal, fake: FakeRooms, *, o
     assert terminal.json("message", "cancel", reference)["deliveries"][0]["result"] == "withdrawn"
 
 
+@pytest.mark.parametrize("command", [("timeline",), ("receipt", "get")])
+def test_an_unknown_id_of_a_publisher_names_what_finds_a_message(
+    terminal: Terminal, fake: FakeRooms, command: tuple[str, ...]
+) -> None:
+    fake.messages.clear()
+    result = terminal.run(*command, "orders/order-9")
+    assert result.exit_code == 1
+    assert "no message with the publisher's id 'order-9'" in result.stderr
+    assert "`rooms messages orders` lists them" in result.stderr
+    assert "`rooms search`" in result.stderr
+
+
 def test_wrong_usage_sends_no_request(terminal: Terminal, fake: FakeRooms) -> None:
     assert (
         "one of --delay-ms and --deliver-at"
