@@ -104,7 +104,10 @@ class SubscriptionStatusResponse(Struct, kw_only=True):
     since: datetime
     last_delivered_at: Annotated[
         datetime | None,
-        Meta(description="null: none of its newest 1,000 deliveries was delivered."),
+        Meta(
+            description="Of its newest 1,000 deliveries, or the minute of the last hour in which "
+            "an older one was delivered; null: there is none."
+        ),
     ]
     host: str | None
     authority: Annotated[

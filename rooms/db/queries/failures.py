@@ -36,7 +36,11 @@ MAX_COUNTED: Final = 100_000
 organisation's, are counted; a larger number counts as this.
 """
 MAX_DELIVERIES_SCANNED: Final = 1000
-"""The last success of a subscription is searched among so many of its newest deliveries."""
+"""The last success of a subscription is searched among so many of its newest deliveries.
+
+While a backlog of more is delivered, all of these wait. Then the last minute counts in which
+something was delivered, by its begin.
+"""
 
 # Each subscription costs a look into the indexes of `sidelined` and `held` (where there are many,
 # only each with a symptom: `_SYMPTOMS`), and each room a scan of its part of the outbox. Each
@@ -102,10 +106,14 @@ FROM shown f LEFT JOIN LATERAL (
         ) h GROUP BY h.reason
     ) h
 ) h ON true LEFT JOIN LATERAL (
-    SELECT max(d.updated_at) AS delivered_at FROM (
-        SELECT d.state, d.updated_at FROM deliveries d WHERE -d.room_id = -f.room_id AND d.subscription_id = f.id
-        ORDER BY d.id DESC LIMIT {MAX_DELIVERIES_SCANNED}
-    ) d WHERE d.state IN ('delivered', 'handed_over')
+    SELECT greatest((
+        SELECT max(d.updated_at) FROM (
+            SELECT d.state, d.updated_at FROM deliveries d WHERE -d.room_id = -f.room_id AND d.subscription_id = f.id
+            ORDER BY d.id DESC LIMIT {MAX_DELIVERIES_SCANNED}
+        ) d WHERE d.state IN ('delivered', 'handed_over')
+    ), (
+        SELECT a.minute FROM activity_minutes a WHERE a.subject = f.id AND a.delivered > 0 ORDER BY a.minute DESC LIMIT 1
+    )) AS delivered_at
 ) d ON true LEFT JOIN LATERAL (
     SELECT d.last_error, d.last_status FROM (VALUES
         (f.newest::uuid), (f.probe),

@@ -194,6 +194,32 @@ async def test_deliveries_meanwhile_separate_unsteady_and_resting_from_failing(
     ]
 
 
+async def test_one_that_works_off_a_long_backlog_is_not_called_failing(api: Api) -> None:
+    """Its newest deliveries wait, so the last success is not among them."""
+    room, found = await subscribed(api, "late")
+    late = found["late"]["id"]
+    await api.publish(room, "made", {})
+    await api.sql(_RETRIED, late)
+    for _ in range(2):
+        batch = {"messages": [{"event_type": "made", "payload": {}}] * 600}
+        answer = await api.call("POST", f"/rooms/{room}/messages/batch", json=batch)
+        assert answer.status_code == 202, answer.text
+    assert await conditions(api) == {"late": "failing"}
+    columns = "deliveries, delivered, failed, sidelined, expired"
+    (minute,), _ = await api.sql(
+        f"INSERT INTO activity_minutes (subject, minute, {columns}, latencies) VALUES"
+        " (%s, date_trunc('minute', now()) + interval '1 minute', 0, 7, 0, 0, 0, '{}'),"
+        " (%s, date_trunc('minute', now()) + interval '2 minutes', 9, 0, 9, 0, 0, '{}') RETURNING minute",
+        late,
+        late,
+    )
+    (one,) = (await reported(api))["subscriptions"]
+    assert (one["condition"], datetime.fromisoformat(one["last_delivered_at"])) == (
+        "unsteady",
+        minute,
+    )
+
+
 async def test_an_open_circuit_a_pause_and_a_slow_endpoint_show_without_retries(
     api: Api,
 ) -> None:
