@@ -6,7 +6,7 @@ them.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -129,17 +129,27 @@ def show_accepted_job(
     return found
 
 
-def show_accepted_jobs(
+def begin_jobs(
     session: CliSession,
     client: "ApiClient",
-    answers: Iterable[tuple[str, dict[str, Any]]],
+    subscriptions: Mapping[str, str],
+    action: str,
+    body: object = None,
     *,
     follow: bool,
 ) -> None:
-    """Show the jobs of several 202s, each with its subscription. CliError: one of them failed.
+    """Begin the job of an action for each of some subscriptions, and show them as `follow` says.
 
-    All have begun before the first is followed. `answers` begins a job with each that it yields.
+    `subscriptions`: ids by what they were called. All jobs begin before the first is followed.
+    CliError: one of them failed.
     """
+    answers = (
+        (reference, client.call("POST", f"/subscriptions/{identity}/{action}", json=body))
+        for reference, identity in subscriptions.items()
+    )
+    if len(subscriptions) == 1:
+        show_accepted_job(session, client, next(answers)[1], follow=follow)
+        return
     output = session.output()
     begun = []
     for reference, answer in answers:

@@ -6,7 +6,7 @@ organisation by id, name or member id.
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -427,6 +427,19 @@ def list_of_subscription(
         path = f"/subscriptions/{identity}/{resource}"
         page = client.page(path, params=set_fields(**wanted), **paging)
     session.output().listing(page, columns, empty=empty)
+
+
+subscriptions_argument = click.argument(
+    "subscriptions", metavar="SUBSCRIPTION...", nargs=-1, required=True
+)
+
+
+def find_subscriptions(client: "ApiClient", references: Iterable[str]) -> dict[str, str]:
+    """Return the id of each subscription by what it was called. CliError: one does not exist.
+
+    So nothing begins for the first where the name of the last is misspelt.
+    """
+    return {one: str(find_subscription(client, one)["id"]) for one in references}
 
 
 def post_action(

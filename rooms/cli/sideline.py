@@ -7,15 +7,17 @@ import click
 
 from rooms.cli.context import CliSession, Group, pass_session
 from rooms.cli.errors import CliError
-from rooms.cli.job import show_accepted_job, show_accepted_jobs
+from rooms.cli.job import begin_jobs, show_accepted_job
 from rooms.cli.options import (
     Paging,
     confirm_or_abort,
     find_subscription,
+    find_subscriptions,
     list_of_subscription,
     paging_options,
     parse_id,
     set_fields,
+    subscriptions_argument,
 )
 from rooms.cli.output import Output
 from rooms.domain.state_machine import Reason
@@ -169,7 +171,7 @@ def show(session: CliSession, /, *, subscription: str) -> None:
 
 
 @sideline.command()
-@click.argument("subscriptions", metavar="SUBSCRIPTION...", nargs=-1, required=True)
+@subscriptions_argument
 @_selection_options
 @click.option("--dry-run", is_flag=True, help="Only show what would be queued.")
 @click.option(
@@ -199,19 +201,18 @@ def shovel(
     """
     body = _request_body(**wanted) | ({"dry_run": True} if dry_run else {})
     with session.client() as client:
-        found = {one: find_subscription(client, one)["id"] for one in subscriptions}
-        answers = (
+        found = find_subscriptions(client, subscriptions)
+        if not dry_run:
+            begin_jobs(session, client, found, "sideline/shovel", body, follow=follow)
+            return
+        answers = [
             (name, client.call("POST", f"/subscriptions/{identity}/sideline/shovel", json=body))
             for name, identity in found.items()
-        )
-        if len(found) > 1 and dry_run:
-            _show_dry_runs(session.output(), answers)
-        elif len(found) > 1:
-            show_accepted_jobs(session, client, answers, follow=follow)
-        elif dry_run:
-            _show_dry_run(session.output(), next(answers)[1], "queued")
-        else:
-            show_accepted_job(session, client, next(answers)[1], follow=follow)
+        ]
+    if len(answers) > 1:
+        _show_dry_runs(session.output(), answers)
+    else:
+        _show_dry_run(session.output(), answers[0][1], "queued")
 
 
 @sideline.command()

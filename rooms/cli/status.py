@@ -118,12 +118,12 @@ def _format_remedies(shown: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the command that helps against each kind of trouble, with names if they are few."""
     named = [(f"{one['room']}/{one['name']}", one) for one in shown]
     if resumable := [name for name, one in named if one["condition"] in _RESUMABLE_REASONS]:
-        command = _format_command("subscription resume", resumable)
+        command = _format_command("subscription resume", resumable, most=_MAX_NAMES)
         yield f"disabled, circuit open or paused: use {command}"
     if retrying := [
         name for name, one in named if one["retrying"] and one["condition"] in _RETRYABLE
     ]:
-        command = _format_command("subscription retry", retrying)
+        command = _format_command("subscription retry", retrying, most=_MAX_NAMES)
         yield f"retrying: once the endpoint works, {command} does not wait for the next attempt"
     behind = [(name, one) for name, one in named if one["condition"] == SubscriptionHealth.LAGGING]
     if pulled := [name for name, one in behind if one["type"] == SubscriptionType.PULL]:

@@ -5,11 +5,9 @@ from typing import Any
 
 import click
 
-from rooms.cli import approval, ordering
+from rooms.cli import approval, ordering, subscription_actions
 from rooms.cli.context import CliSession, Group, pass_session, renamed
-from rooms.cli.errors import CliError
 from rooms.cli.filter import test as filter_test
-from rooms.cli.job import show_accepted_job
 from rooms.cli.options import (
     CLEARABLE_THROTTLE,
     Paging,
@@ -340,100 +338,6 @@ def delete(session: CliSession, /, *, subscription: str, yes: bool) -> None:
         session.output().resource(answer)
 
 
-def _clearing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that end what waits."""
-    for option in (
-        click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--confirm", help="Name of the subscription. Like --yes, but checked."),
-    ):
-        command = option(command)
-    return command
-
-
-@subscription.command()
-@click.argument("subscription")
-@_clearing_options
-@pass_session
-def clear(session: CliSession, /, *, subscription: str, **options: Any) -> None:
-    """Cancel every unfinished delivery of a subscription, also those that are due later.
-
-    Messages published after this, and the sideline, stay as they are.
-    """
-    question = "Cancel every unfinished delivery of subscription {!r}?"
-    _end_waiting(session, subscription, "clear", question, **options)
-
-
-@subscription.command("skip-to-now")
-@click.argument("subscription")
-@_clearing_options
-@pass_session
-def skip_to_now(session: CliSession, /, *, subscription: str, **options: Any) -> None:
-    """Cancel the deliveries of a subscription that are due by now, and go on with later ones.
-
-    Sidelined deliveries stay sidelined, and block their ordering keys no longer.
-    """
-    question = "Cancel the deliveries of subscription {!r} that are due by now?"
-    _end_waiting(session, subscription, "skip-to-now", question, **options)
-
-
-def _end_waiting(
-    session: CliSession,
-    subscription: str,
-    action: str,
-    question: str,
-    *,
-    confirm: str | None,
-    yes: bool,
-    follow: bool,
-) -> None:
-    with session.client() as client:
-        found = find_subscription(client, subscription)
-        if confirm is not None and confirm != found["name"]:
-            raise CliError(
-                f"the subscription's name is {found['name']!r}, not {confirm!r}: "
-                "nothing was changed"
-            )
-        confirm_or_abort(question.format(found["name"]), yes=yes or confirm is not None)
-        path = f"/subscriptions/{found['id']}/{action}"
-        answer = client.call("POST", path, params={"confirm": found["name"]})
-        show_accepted_job(session, client, answer, follow=follow)
-
-
-@subscription.command()
-@click.argument("subscription")
-@click.option("--follow", is_flag=True, help="Wait for the end, with a progress bar.")
-@pass_session
-def retry(session: CliSession, /, *, subscription: str, follow: bool) -> None:
-    """Retry now what waits for its next attempt, after the endpoint was mended.
-
-    Messages that are due later themselves, and held deliveries, wait on.
-    """
-    with session.client() as client:
-        found = find_subscription(client, subscription)
-        answer = client.call("POST", f"/subscriptions/{found['id']}/retry")
-        show_accepted_job(session, client, answer, follow=follow)
-
-
-@subscription.command()
-@click.argument("subscription")
-@pass_session
-def pause(session: CliSession, /, *, subscription: str) -> None:
-    """Hold all deliveries until `resume`."""
-    post_action(session, subscription, "pause", settings=True)
-
-
-@subscription.command()
-@click.argument("subscription")
-@pass_session
-def resume(session: CliSession, /, *, subscription: str) -> None:
-    """Resume deliveries after `pause`, or after the endpoint was disabled.
-
-    Also closes an open circuit without waiting for its next probe.
-    """
-    post_action(session, subscription, "resume", settings=True)
-
-
 @subscription.command()
 @click.argument("subscription")
 @pass_session
@@ -482,7 +386,7 @@ def test(session: CliSession, /, *, subscription: str) -> None:
     post_action(session, subscription, "test")
 
 
-for decision in (
+for command in (
     approval.approve,
     approval.reject,
     approval.suspend,
@@ -491,10 +395,15 @@ for decision in (
     approval.cancel_change,
     approval.history,
     approval.counts,
+    subscription_actions.clear,
+    subscription_actions.skip_to_now,
+    subscription_actions.retry,
+    subscription_actions.pause,
+    subscription_actions.resume,
     activity,
     consumers,
 ):
-    subscription.add_command(decision)
+    subscription.add_command(command)
 subscription.add_command(renamed(filter_test, "subscription try-filter", "filter test"))
 subscription.add_command(renamed(ordering.keys, "subscription keys", "ordering keys"))
 subscription.add_command(renamed(ordering.skip, "subscription skip", "ordering skip"))

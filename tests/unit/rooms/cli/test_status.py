@@ -259,6 +259,10 @@ def test_a_few_subscriptions_are_named_in_the_command_that_mends_them(
     assert remedies(terminal, fake, troubled("crm", "paused", retrying=3)) == [
         "disabled, circuit open or paused: use `rooms subscription resume orders/crm`"
     ]
+    (note,) = remedies(
+        terminal, fake, *(troubled(name, "failing", retrying=3) for name in ("crm", "mail"))
+    )
+    assert "`rooms subscription retry orders/crm orders/mail`" in note
 
 
 @pytest.mark.parametrize(
