@@ -210,8 +210,7 @@ class Preparer:
         work_ns: float = 0
         is_searched = bool(problems)
         loaded_schemas = routing.loaded_schemas
-        waiting, found.waiting = found.waiting, ()
-        for index, message in chain(waiting, messages):
+        for index, message in found.resume(messages):
             if message.id in answered:
                 routes.append(None)
                 continue
@@ -234,7 +233,9 @@ class Preparer:
                 continue
             whole, chosen = route, message.destinations
             route = route if chosen is None else found.restricted(index, route, chosen)
-            if not routing.prepare_filters(route, len(message.payload), SLICE_NS):
+            if route.filtered and not routing.prepare_filters(
+                route, len(message.payload), SLICE_NS
+            ):
                 found.waiting = ((index, message),)
                 return True
             if message.deliver_at is not None or chosen is not None:
@@ -382,6 +383,15 @@ class _RoutedMessages:
         self.waiting: tuple[tuple[int, MessageRequest], ...] = ()
         """The message whose route has filters that are not prepared, with its index."""
         self._restricted: tuple[int, EventRoute] | None = None
+
+    def resume(
+        self, messages: Iterable[tuple[int, MessageRequest]]
+    ) -> Iterable[tuple[int, MessageRequest]]:
+        """Return the messages that are left, the one that waited first."""
+        if not self.waiting:
+            return messages
+        waiting, self.waiting = self.waiting, ()
+        return chain(waiting, messages)
 
     def restricted(self, index: int, route: EventRoute, chosen: Iterable[str]) -> EventRoute:
         """Return the route of the message at `index` with its destinations only.

@@ -284,8 +284,6 @@ class RoutingTable:
         Return whether all are prepared. That of one takes up to 10 ms. At least one is prepared,
         and more within `spend_ns`.
         """
-        if not route.filtered:
-            return True
         magnitude = size.bit_length()
         prepared = route.prepared_filters.get(magnitude, 0)
         if prepared < len(route.filtered):
