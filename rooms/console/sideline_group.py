@@ -6,7 +6,7 @@ from litestar import Response, get, post
 from litestar.response import Redirect
 
 from rooms.console.administration import JOBS_PATH
-from rooms.console.api_client import segment
+from rooms.console.api_client import ApiProblemError, segment
 from rooms.console.page import Page, PageDep
 from rooms.console.sideline import PATH
 from rooms.domain.job import JobKind
@@ -19,6 +19,7 @@ MOST: Final = 50
 """Subscriptions of one page: each costs a dry run."""
 DONE: Final = {
     "shovels-begun": "The deliveries are brought back, by a job for each subscription.",
+    "some-shovels-begun": "Some are brought back, each by a job. Others were refused: open them.",
     "nothing-to-bring-back": "There is nothing to bring back.",
 }
 
@@ -48,9 +49,16 @@ async def begin_shovels(page: PageDep) -> Redirect:
     # Without the end of a preview nothing begins.
     if before is None or not chosen:
         return page.redirect(PATH, refused="nothing-to-bring-back")
+    refused: list[ApiProblemError] = []
     for one in chosen:
-        await page.api.post(_path(one), {"until": before})
-    return page.redirect(f"{JOBS_PATH}?kind={JobKind.SHOVEL_SIDELINE}", done="shovels-begun")
+        try:
+            await page.api.post(_path(one), {"until": before})
+        except ApiProblemError as exc:  # as of one that was deleted since the preview
+            refused.append(exc)
+    if len(refused) == len(chosen):
+        raise refused[0]
+    done = "some-shovels-begun" if refused else "shovels-begun"
+    return page.redirect(f"{JOBS_PATH}?kind={JobKind.SHOVEL_SIDELINE}", done=done)
 
 
 async def _preview(page: Page, subscription_id: str) -> dict[str, Any]:

@@ -61,6 +61,25 @@ async def test_those_that_are_chosen_are_brought_back_by_one_click(browser: Brow
     assert other["id"] not in str(begun)
 
 
+async def test_one_that_is_gone_since_the_preview_keeps_none_of_the_others(
+    browser: Browser,
+) -> None:
+    first, second, third = chosen = await failing(browser.api, 3)
+    await browser.sign_in("operator")
+    page = await browser.get(PATH + query(chosen))
+    answer = await browser.api.call("DELETE", f"/subscriptions/{second['id']}")
+    assert answer.is_success
+    done = await browser.submit(page, PATH)
+    assert "Some are brought back" in done.text
+    begun = {one["arguments"]["subscription_id"] for one in await jobs(browser.api)}
+    assert begun == {first["id"], third["id"]}
+    page = await browser.get(PATH + query([first]))
+    answer = await browser.api.call("DELETE", f"/subscriptions/{first['id']}")
+    assert answer.is_success
+    refused = await browser.submit(page, PATH)
+    assert (refused.status, "Some are brought back" in refused.text) == (404, False)
+
+
 async def test_what_is_sidelined_after_the_preview_stays(browser: Browser) -> None:
     one = await sidelined(browser.api)
     await browser.sign_in("operator")
