@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from delivery.maintenance.grants import apply_due_grants
 from delivery.maintenance.jobs import JobRunner
@@ -35,6 +34,7 @@ from tests.integration.rooms.api.members import (
     shared_room,
     subscribe,
 )
+from tests.support.noted_statements import noted_statements
 
 
 def cancellations(api: Api, *, settle_s: float = 0.0, batch: int = 1000) -> JobRunner:
@@ -621,14 +621,7 @@ async def test_many_waiting_subscriptions_of_a_room_cost_as_many_statements_as_o
     found = [(await subscribe(api, subscriber, room, f"sub-{n}"))["id"] for n in range(5)]
     await grant(api, owner, room, to, kind, event_types=[PAID])
     await revoke(api, owner, room, wide)
-    statements: list[str] = []
-
-    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
-        statements.append(statement)
-
-    engine = api.services.engine.sync_engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
+    with noted_statements(api.services.engine) as statements:
         counts = []
         for identity in found:
             statements.clear()
@@ -642,8 +635,6 @@ async def test_many_waiting_subscriptions_of_a_room_cost_as_many_statements_as_o
         finished = [one for one in statements if one.startswith("UPDATE jobs SET")]
         pages = [one for one in statements if "LIMIT" in one and "subscriptions.id >" in one]
         assert (len(finished), pages) == (len(found), [])
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
     assert {(await standing(api, subscriber, one))[0] for one in found} == {"active"}
     rows = await api.sql(
         "SELECT arguments->>'subscription_id', state FROM jobs WHERE kind = 'cancel_ungranted'"

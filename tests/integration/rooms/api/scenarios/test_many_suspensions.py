@@ -1,11 +1,8 @@
 """Suspend very many subscriptions at once, which must not lock their rooms for long."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from rooms.db.catalog.suspensions import PAGE
 from rooms.db.operational.outbox import MAX_WAITING
@@ -22,28 +19,13 @@ from tests.integration.rooms.api.members import (
     shared_room,
     subscribe,
 )
+from tests.support.noted_statements import noted_statements
 
 MANY = 2 * PAGE + 10
 """Subscriptions of three pages; the operational events of `MANY` overflow."""
 STATEMENTS_OF_A_PAGE = 10
 READS_PAGES = "(subscriptions.room_id, subscriptions.id) >"
 WHY = "410 for a day"
-
-
-@contextmanager
-def statements(api: Api) -> Iterator[list[str]]:
-    """Note the statements that are sent to PostgreSQL meanwhile."""
-    noted: list[str] = []
-
-    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
-        noted.append(statement)
-
-    engine = api.services.engine.sync_engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield noted
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
 
 
 async def multiply(api: Api, subscription: str, count: int) -> None:
@@ -128,14 +110,14 @@ async def test_the_end_of_a_grant_suspends_very_many_by_few_statements(
 ) -> None:
     owner, subscriber, room, granted, disabled = shared
     assert await standings(api, room) == well()
-    with statements(api) as sent:
+    with noted_statements(api.services.engine) as sent:
         await revoke(api, owner, room, granted)
     assert len(sent) < 3 * STATEMENTS_OF_A_PAGE
     assert len([text for text in sent if READS_PAGES in text]) == 3
     assert await standings(api, room) == held("grant", "grant")
     overflow = MANY - MAX_WAITING
     assert await events(api, room, "rooms.subscription.suspended") == (MAX_WAITING, overflow)
-    with statements(api) as sent:
+    with noted_statements(api.services.engine) as sent:
         await grant(api, owner, room, subscriber.id, "subscribe")
     assert len(sent) < 3 * STATEMENTS_OF_A_PAGE
     assert await standings(api, room) == well()
@@ -161,7 +143,7 @@ async def test_an_organisation_suspends_very_many_by_few_statements(
     owner, subscriber, room, _, __ = shared
     who = {"owner": owner, "subscriber": subscriber}[side]
     path = f"/organisations/{who.id}"
-    with statements(api) as sent:
+    with noted_statements(api.services.engine) as sent:
         answer = await api.call("POST", f"{path}/suspend", "platform")
     assert answer.status_code == 200, answer.text
     assert len(sent) < 3 * STATEMENTS_OF_A_PAGE
@@ -178,7 +160,7 @@ async def test_a_change_of_one_subscription_reads_none_of_the_others(
     """Count rows: a subscriber must not make the API read all subscriptions of a room."""
     _, subscriber, room, __, ___ = shared
     one = await subscribe(api, subscriber, room, "narrow", event_types=[{"name": PAID}])
-    with statements(api) as sent:
+    with noted_statements(api.services.engine) as sent:
         answer = await change(api, subscriber, one["id"], event_types=[{"name": SENT}])
     assert answer.status_code == 200, answer.text
     assert [text for text in sent if "subscriptions.approved_at IS NULL" in text]
@@ -189,7 +171,7 @@ async def test_a_grant_to_publish_reads_no_subscriptions_unless_another_is_due(
     api: Api, shared: tuple[Member, Member, int, str, str]
 ) -> None:
     owner, subscriber, room, granted, _ = shared
-    with statements(api) as sent:
+    with noted_statements(api.services.engine) as sent:
         made = await grant(api, owner, room, subscriber.id, "publish")
         await revoke(api, owner, room, made)
     assert not [text for text in sent if READS_PAGES in text]
